@@ -1,6 +1,6 @@
 """Project Adam (OSDI 2014) for asyncio: programs share arrays through parameter servers, and train networks.
 
-The import of this package sets up and loads nothing; the first use of a name below loads its module.
+Importing this package sets up and loads nothing; the first use of a name below loads its module.
 
     async with ParameterStore.open("local", {"w": np.zeros(784)}, rule=Sgd(rate=0.05)) as store:
         values = await store.pull()

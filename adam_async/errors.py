@@ -52,7 +52,7 @@ OTHER_BIND = "choose another with --bind"
 
 
 def check_flags(**flags: object) -> None:
-    """Raise ConfigError for the first of some arguments that is neither True nor False."""
+    """Raise ConfigError for the first argument that is neither True nor False."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{name} is True or False, not {value!r:.80}")
@@ -78,7 +78,7 @@ def install_command(extra: str) -> str:
 
 
 def lost_copies_text(homes: Sequence[str], store: str, *, is_of_run: bool) -> str:
-    """Return the text on shards without a copy, by their homes, in the store of a run or of clients."""
+    """Return the text on shards without a copy, by their homes, in a run's or clients' store."""
     remedy = RESUME if is_of_run else _RECREATE
     return f"the last copy of the shards of {listed(homes)} in store {store!r} is lost; {remedy}"
 
@@ -278,8 +278,8 @@ def binding(address: str, remedy: str = OTHER_BIND) -> Iterator[None]:
 def first_cause(error: BaseException) -> BaseException:
     """Return the first error in an exception group, cancellations aside; return any other error as it is.
 
-    Raise the result `from` its own `__cause__`, such as the error of a user's layer, because `from None`
-    would remove the cause.
+    Raise the result `from` its own `__cause__`, such as the error of a user's layer: `from None` would remove
+    the cause.
     """
     if isinstance(error, BaseExceptionGroup):
         causes = [first_cause(inner) for inner in error.exceptions]

@@ -1,4 +1,4 @@
-"""Pure: options by their fields: type, bounds, default and text of a field, and the facts of its `Option`.
+"""Pure: options by their fields: a field's type, bounds, default and text, and the facts of its `Option`.
 
 An option is a field of a struct such as `run.config.Config`, and the field has all facts of the option:
 
@@ -6,8 +6,8 @@ An option is a field of a struct such as `run.config.Config`, and the field has 
     \"\"\"Seconds between two rounds in which a server writes its changed shards to its disk.\"\"\"
 
 `options_of` collects these facts. The readers of files, variables, command lines and messages use them, and
-so do checks, help and the page of options. `read_option` makes the error of a wrong value, and `check_modes`
-that of an option without effect.
+so do checks, help and the page of options. `read_option` makes the error for a wrong value, and `check_modes`
+the error for an option without effect.
 """
 
 import functools
@@ -27,10 +27,10 @@ Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 """A constant of an update rule, such as a rate."""
 
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
-"""The share of an average that stays at each update, such as a momentum."""
+"""The share of an average that each update keeps, such as a momentum."""
 
 MOST_RULE_PATH = 256
-"""Maximum length of the import path of a rule, in characters."""
+"""Maximum length of a rule's import path, in characters."""
 
 _Fact = TypeVar("_Fact")
 _Options = TypeVar("_Options", bound=msgspec.Struct)
@@ -50,9 +50,9 @@ class Mode:
 
     Attributes:
         name: Name in errors and in the page of options, such as ``consistency bsp``.
-        option: Option that selects the mode; empty for a mode that no option of a run selects. The command
-            then knows whether it holds, see `check_modes`.
-        values: Values of the option in the mode; empty: all but its default.
+        option: Option that selects the mode; empty if no option of a run selects it. The command then knows
+            whether it holds, see `check_modes`.
+        values: Values of the option in the mode; empty: all except its default.
         enter: Cure of an option that needs the mode, such as ``give {augment=True}``. Errors spell an option
             in braces as the source of the wrong option does, such as ``--augment``.
         leave: Cure of an option that the mode excludes, such as ``train with {partitions=1}``.
@@ -67,13 +67,13 @@ class Mode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """A fact of an option that holds or does not, in the annotation of its field."""
+    """A fact of an option, given in its field's annotation, that holds or does not hold."""
 
     name: str
 
 
 CHANGES = Mark("changes")
-"""A resumed run may change the option; otherwise it keeps it."""
+"""A resumed run may change the option; otherwise the run keeps it."""
 
 DECIDED = Mark("decided")
 """The run decides the option if it has its default."""
@@ -91,7 +91,7 @@ ONE_WAY = Mark("one way")
 """The flag has no `--no-` form."""
 
 OBJECT = Mark("object")
-"""The value is an object of Python, such as an array, and its users check its type."""
+"""The value is a Python object, such as an array, and its users check its type."""
 
 SECONDS, BYTES = Mark("s"), Mark("bytes")
 """Unit of a number."""
@@ -117,7 +117,7 @@ class Not:
     """A mode excludes an option, unless the option has its default.
 
     Attributes:
-        values: Values that the mode excludes; None: all but the default.
+        values: Values that the mode excludes; None: all except the default.
     """
 
     mode: Mode
@@ -140,7 +140,7 @@ class Check:
 
 
 def printable(least: int, most: int) -> Check:
-    """Return the check of a text of printable characters, with bounds of its length in bytes of UTF-8."""
+    """Return the check of a text of printable characters, with bounds on its length in bytes of UTF-8."""
 
     def check(name: str, text: str) -> None:
         if not text.isprintable() or not least <= len(text.encode(errors="surrogatepass")) <= most:
@@ -170,7 +170,7 @@ class Option:
     """Other annotations of the field."""
     bounds: msgspec.Meta | None = None
     lengths: msgspec.Meta | None = None
-    """Bounds of the number of entries of a list, or of characters of a text."""
+    """Bounds on the number of entries in a list, or of characters in a text."""
 
     def has(self, mark: Mark) -> bool:
         """Return whether a fact holds."""
@@ -252,8 +252,8 @@ def read_option(option: Option, value: Any, name: str, *, strict: bool = True, o
         origin: Source of the value, for the error; empty if the name has it.
 
     Raises:
-        ConfigError: The value has another type, is none of the choices, lies outside the bounds, or is a text
-            that the option's own reader refuses; the error has the option, the value and what is permitted.
+        ConfigError: The value has another type, is not among the choices, is out of bounds, or is a text that
+            the option's own reader refuses; the error has the option, the value and what is permitted.
     """
     # `item` converts a NumPy scalar without importing NumPy: that import would delay the error.
     plain = value.item() if getattr(value, "shape", None) == () else value
@@ -291,12 +291,12 @@ def read_option(option: Option, value: Any, name: str, *, strict: bool = True, o
 
 
 def fault_of(record: msgspec.Struct, kind: type[msgspec.Struct] | None = None) -> str:
-    """Return the fault of the first field of a record that its type does not permit; empty if none is wrong.
+    """Return what is wrong with a record's first field that its type does not permit; empty if none is wrong.
 
     msgspec checks the types of records that it decodes, but not of those that Python code makes.
 
     Args:
-        kind: Base of the record with the fields to check; None: its own type.
+        kind: Base of the record that has the fields to check; None: its own type.
     """
     for option in options_of(kind or type(record)).values():
         is_bounded = option.bounds is not None or option.lengths is not None or option.all(Check)
@@ -312,7 +312,7 @@ def read_record(kind: type[_Options], value: Any) -> _Options:
     """Return a record from a value of a message.
 
     Raises:
-        ConfigError: The value is no such record; the error of a field has its value and its bounds.
+        ConfigError: The value is not such a record; a field's error has its value and its bounds.
     """
     try:
         return msgspec.convert(value, kind)
@@ -362,7 +362,7 @@ def read_values(
 
 
 def fault_of_path(path: str) -> str:
-    """Return why a text is not the import path of a rule; empty if it is."""
+    """Return why a text is not a rule's import path; empty if it is."""
     module, _, name = path.partition(":")
     if len(path) <= MOST_RULE_PATH and all(part.isidentifier() for part in (*module.split("."), name)):
         return ""
@@ -401,7 +401,7 @@ def is_within(value: Any, bounds: msgspec.Meta) -> bool:
     least = -math.inf if bounds.ge is None else bounds.ge
     most = math.inf if bounds.le is None else bounds.le
     below = math.inf if bounds.lt is None else bounds.lt
-    # A number that is not finite is within no bounds, and a NaN compares with none.
+    # A number that is not finite is within no bounds, and comparing a NaN is always false.
     return bool(math.isfinite(value) and above < value < below and least <= value <= most)
 
 
@@ -430,7 +430,7 @@ def _shown(number: float | None) -> str:
 
 
 def described_type(kind: Any) -> str:
-    """Describe the values that a type permits, without its bounds, for errors."""
+    """For errors, describe the values that a type permits, without its bounds."""
     if is_table(kind):
         return "a table of seconds"
     if get_origin(kind) in (Union, UnionType):  # a value, or None
@@ -497,13 +497,13 @@ def _mode_facts(kind: type[msgspec.Struct]) -> Sequence[tuple[Option, tuple[Only
 
 
 def _given(name: str, value: Any, is_typed: bool, origins: Mapping[str, str]) -> tuple[str, str]:
-    """Return an option with its value and its source, and the option alone."""
+    """Return an option with its value and source, and the option alone."""
     source = "" if is_typed else origins.get(name, "")
     return _with_value(name, value, is_typed) + source, _spelled(name, is_typed)
 
 
 def excluded_options(options: msgspec.Struct, mode: Mode) -> list[str]:
-    """Return the options whose values a mode excludes, if it held."""
+    """Return the options whose values a mode would exclude if it held."""
     return [
         name
         for name, option in options_of(type(options)).items()

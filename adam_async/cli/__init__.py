@@ -1,9 +1,9 @@
-"""The command line `adam-async`: a file for each command, or for a few commands of one subject.
+"""The command line `adam-async`: one file per command, or for a few commands on one subject.
 
 `main.py` installs the signal handlers and limits BLAS to one thread. `commands.py` parses the command line,
-and imports the file of a command only when the command runs. `running.py` runs the command's coroutine in an
-event loop. The command checks its options, calls other rooms, and prints results (`terminal.py`).
-`commands.py` turns an error into one line and an exit code.
+and imports a command's file only when the command runs. `running.py` runs the command's coroutine in an event
+loop. The command checks its options, calls other rooms, and prints results (`terminal.py`). `commands.py`
+turns an error into one line and an exit code.
 
 Files, in reading order:
 

@@ -21,14 +21,14 @@ COMMANDS = {
     "simulate": ("tests.simulation.command:simulate", SIMULATE),
     "drill": ("tests.drill.command:drill", DRILL),
 }
-"""Function and help of each command. cyclopts imports the module if the command runs, or for its options."""
+"""Function and help of each command. cyclopts imports a module when its command runs, or for its options."""
 
 PACKAGES = Path(adam_async.__file__).parents[1]
-"""Folder of the packages: the root of a checkout, or a folder of installed packages."""
+"""Folder of the packages: a checkout's root, or a folder of installed packages."""
 
 
 def add_commands(app: App, packages: Path = PACKAGES) -> None:
-    """Add the commands if the packages are in a checkout; without one, `check_command` refuses them."""
+    """Add the commands if the packages are in a checkout; otherwise `check_command` refuses them."""
     if not (packages / "tests" / "simulation").is_dir():
         return
     if str(packages) not in sys.path:

@@ -23,14 +23,14 @@ from adam_async.run.user_code import add_import_folder, import_layers, read_laye
 from adam_async.runtime.disk import Disk
 
 MOST_LISTED = 1000
-"""Maximum number of rows of a list of checkpoints: the newest ones, and the latest one."""
+"""Maximum number of rows in a list of checkpoints: the newest ones, and the latest one."""
 
 
 async def list_checkpoints(path: Path, options: JsonOptions, terminal: Terminal) -> int:
     """Print a row for each checkpoint; the first row is the checkpoint that a resumed run reads first.
 
     Raises:
-        CheckpointError: The folder cannot be read, or has no checkpoint.
+        CheckpointError: The folder is unreadable, or has no checkpoint.
     """
     async with Disk() as disk:
         folder, names, problems = await checkpoints_in(path, disk, most=MOST_LISTED)
@@ -61,7 +61,7 @@ async def verify_checkpoints(path: Path, options: JsonOptions, terminal: Termina
     """Read every byte of checkpoints, and print a line for each, with its problems.
 
     Raises:
-        CheckpointError: The folder cannot be read, or has no checkpoint.
+        CheckpointError: The folder is unreadable, or has no checkpoint.
         DataError: A checkpoint, or the file `latest`, is damaged.
     """
     found: list[Verification] = []
@@ -94,7 +94,7 @@ async def export_checkpoint(path: Path, file: Path, options: LayerOptions, termi
     """Write the model of a checkpoint as a file.
 
     Raises:
-        ConfigError: No checkpoint is whole, its model cannot be built, or the file cannot be written.
+        ConfigError: No checkpoint is whole, its model cannot be built, or the file is not writable.
     """
     for code in options.step_path:
         add_import_folder(code)
@@ -140,9 +140,9 @@ def _check_outside(file: Path, folder: Path) -> None:
 def _metadata(
     manifest: Manifest, arrays: Mapping[str, ArrayRecord], layers: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return the texts in the head of the file of a checkpoint's model, as `train --out` writes it.
+    """Return the texts in the head of a checkpoint's model file, as `train --out` writes it.
 
-    The file of a step (`train --step`) has none, and lacks derived tensors, because only the step's code can
+    A step's file (`train --step`) has none, and lacks derived tensors, because only the step's code can
     compute them.
 
     Raises:

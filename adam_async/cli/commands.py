@@ -177,7 +177,7 @@ app.command(token_commands)
 
 
 def run_command(arguments: list[str]) -> int:
-    """Parse and run one command; an error becomes one line and an exit code."""
+    """Parse and run one command; turn an error into one line and an exit code."""
     arguments = with_waiting(arguments)
     try:
         check_words(arguments)
@@ -217,7 +217,7 @@ def run_command(arguments: list[str]) -> int:
 
 
 def _missing(error: MissingArgumentError) -> str:
-    """Return the sentence for an option without a value, or for one that the command line lacks."""
+    """Return the sentence about an option that lacks its value, or that the command line lacks."""
     words, argument = " ".join(error.command_chain or ()), error.argument
     assert argument is not None
     how = f"(adam-async {words} --help)"

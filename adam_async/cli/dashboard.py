@@ -1,4 +1,4 @@
-"""The page of `train --dashboard`, and the command `dashboard` for what runs already and for past runs."""
+"""The page of `train --dashboard`, and the command `dashboard` for running clusters and past runs."""
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def train_page(options: TrainOptions, driver: Driver, terminal: Terminal) -> AsyncIterator[None]:
-    """Show the runs of a driver until the block ends; without `--dashboard` do nothing.
+    """Show a driver's runs until the block ends; without `--dashboard` do nothing.
 
     Raises:
         BindFailed: The address is not available.
@@ -118,7 +118,7 @@ def _asking(options: DashboardOptions, token: str | None) -> Callable[[Request],
 
 
 async def publish_epochs(changes: AsyncIterable[ClusterMap], stream: EventStream) -> None:
-    """Publish the beginning of a run, and the results of its epochs, as the cluster map has them."""
+    """Publish a run's begin and its epochs' results, as in the cluster map."""
     run, ended, evaluated = "", 0, 0
     async for cluster in changes:
         program, epoch = cluster.run, cluster.epoch
@@ -138,7 +138,7 @@ async def publish_epochs(changes: AsyncIterable[ClusterMap], stream: EventStream
 
 
 def _beginning(cluster: ClusterMap) -> RunBegins:
-    """Return the beginning of the run of a map; without options if a driver of another release made it."""
+    """Return the begin of a map's run; without options if a driver of another release made it."""
     assert cluster.run is not None
     assert cluster.epoch is not None
     try:

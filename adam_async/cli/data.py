@@ -36,7 +36,7 @@ from adam_async.runtime.loop_thread import on_user_thread
 from adam_async.runtime.machine import available_bytes
 
 IMPORTED_S = 3600.0
-"""Maximum time of a user's function that makes a data set, in seconds; it may download the images."""
+"""Maximum time in seconds of a user's function that makes a data set; it may download the images."""
 
 
 async def load_data(
@@ -55,8 +55,8 @@ async def load_data(
 
     Args:
         environment: Names the folders of data and of the user's cache.
-        available: Returns the memory available to this process, in bytes. `room_for_whole` computes from this
-            number the maximum size of a source that must be decoded as a whole.
+        available: Returns the memory in bytes that this process may use. `room_for_whole` computes from it
+            the maximum size of a source that must be decoded as a whole.
 
     Raises:
         ConfigError: The source is an import path, and cannot be imported.
@@ -82,11 +82,11 @@ async def load_data(
 
 
 def check_data_named(source: str, origin: str, *, allowed: bool) -> None:
-    """Check that the user allows the import of the data set that a checkpoint or record names.
+    """Check that the user allows importing the data set that a checkpoint or record names.
 
     Raises:
         ConfigError: The source is an import path that the user does not allow; the text has the options that
-            allow the import.
+            allow it.
     """
     if is_import_path(source) and not allowed:
         raise ConfigError(
@@ -98,7 +98,7 @@ def check_data_named(source: str, origin: str, *, allowed: bool) -> None:
 async def imported_dataset(source: str, *, within_s: float = IMPORTED_S) -> Dataset:
     """Import a function of the user's, and return the data set that it makes.
 
-    The user's code runs on a thread with a loop of its own, so the loop of the command stays free.
+    The user's code runs on a thread with a separate loop, so the command's loop stays free.
 
     Args:
         source: ``package.module:function``. The function returns a `Dataset`, an awaitable of one, or a
@@ -130,7 +130,7 @@ async def _imported(source: str) -> Dataset:
 
 
 class Downloads:
-    """Shows downloads from their first bytes on: a bar for each on a terminal, otherwise one line for each.
+    """Shows downloads from their first bytes on: on a terminal a bar for each, otherwise one line for each.
 
     The end of the block removes the bars.
     """
@@ -214,7 +214,7 @@ class SplitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One class, and its numbers of images."""
+    """One class, and how many images it has."""
 
     number: int
     name: str
@@ -270,7 +270,7 @@ async def run_inspection(
 
 
 async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
-    """Describe the kind of a source that was loaded, and therefore has files of one kind only."""
+    """Describe the kind of a loaded source, which has files of one kind only."""
     path = data_dir if source in ("auto", "mnist") else Path(source)
     if source == "digits" or path is None or not await disk.run(path.exists):
         return NAMED
@@ -278,7 +278,7 @@ async def kind_of(source: str, data_dir: Path | None, disk: Disk) -> str:
 
 
 def describe(dataset: Dataset, kind: str) -> SourceReport:
-    """Describe a data set in numbers; `kind` is the kind of its source."""
+    """Describe a data set in numbers; `kind` is its source's kind."""
     train = np.bincount(dataset.train_labels, minlength=dataset.num_classes).tolist()
     test = np.bincount(dataset.test_labels, minlength=dataset.num_classes).tolist()
     names = dataset.class_names or tuple(str(number) for number in range(dataset.num_classes))

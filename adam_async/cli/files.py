@@ -1,4 +1,4 @@
-"""Files and folders that options name: checks before the work that makes their content, reads and writes."""
+"""Files and folders that options name: checks before their content is made, reads and writes."""
 
 import errno
 import os
@@ -24,10 +24,10 @@ def is_file(model: str) -> bool:
 
 
 async def read_model_file(model: str, disk: Disk) -> str | None:
-    """Read the file with a spec that ``--model`` names; None if its value is a name.
+    """Read the spec file that ``--model`` names; None if the value is a name.
 
     Raises:
-        ConfigError: The file cannot be read, or is not text.
+        ConfigError: The file is unreadable, or is not text.
     """
     return await read_file(Path(model), "--model", disk) if is_file(model) else None
 
@@ -55,7 +55,7 @@ def check_readable_folder(option: str, path: Path) -> None:
 
 
 def check_model_path(option: str, path: Path) -> None:
-    """Check that the file of a model, or its folder, has one. Raises ConfigError: there is none."""
+    """Check that a path is a model file, or a folder that has one. Raises ConfigError: there is none."""
     check_present(option, path)
     file = path / FILE_NAME if path.is_dir() else path
     try:
@@ -78,11 +78,11 @@ def check_model_option(model: str) -> None:
 
 
 def check_checkpoints(option: str, path: Path) -> None:
-    """Check that a path is a checkpoint, or a folder with one. Raises ConfigError: it has none."""
+    """Check that a path is a checkpoint, or a folder that has one. Raises ConfigError: it has none."""
     check_present(option, path)
     with failing_as(ConfigError, f"no checkpoint in {path}"):
         names = os.listdir(path)
-    # Of a server, or a renamed checkpoint: read it, to name its content.
+    # A server's folder, or a renamed checkpoint: read it, to name its content.
     if any(any(path.glob(each)) for each in ("lock", "*/lock", "*.segment")):
         return
     if not any(map(is_folder_name, [path.name, *names])):
@@ -93,7 +93,7 @@ async def check_target(file: Path, option: str, disk: Disk) -> None:
     """Make the folder of the result file that an option names, and check that the file can be written.
 
     Raises:
-        ConfigError: The folder cannot be made or written to, or the file is no regular file.
+        ConfigError: The folder cannot be made or written to, or the file is not regular.
     """
     await disk.run(check_regular, file, option)
     await disk.run(make_folder, file.parent, option)
@@ -136,7 +136,7 @@ def make_folder(folder: Path, option: str) -> None:
 
 
 def check_regular(file: Path, option: str) -> None:
-    """Check that the result file of an option is absent or a regular file, because the result replaces it.
+    """Check that an option's result file is absent or a regular file, because the result replaces it.
 
     Raises:
         ConfigError: The file is a folder, a device, a pipe or a link, such as ``/dev/stdout``.
@@ -155,7 +155,7 @@ async def read_file(path: Path, option: str, disk: Disk) -> str:
     """Read the text file that an option names.
 
     Raises:
-        ConfigError: The file cannot be read, is larger than `MOST_TEXT_BYTES`, or is not text.
+        ConfigError: The file is unreadable, is larger than `MOST_TEXT_BYTES`, or is not text.
     """
     return await disk.run(text_of, path, option)
 

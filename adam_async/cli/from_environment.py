@@ -1,8 +1,8 @@
 """The command `role --from-env`: run the roles that the variables of a batch job give to this process.
 
 One role runs in this process, like its own command. Several roles run as child processes; this process
-restarts a lost one if the cluster still has its state. `launch torchrun` and `launch slurm` run the roles of
-a rank in the same way (`launch_ranks.py`).
+restarts a lost role if the cluster still has its state. `launch torchrun` and `launch slurm` run a rank's
+roles in the same way (`launch_ranks.py`).
 """
 
 import asyncio
@@ -61,12 +61,12 @@ class Found:
 
     def words_of_run(self, role: str, node: str) -> tuple[str, ...]:
         """Return the options of the run for the command of a role, except its threads."""
-        # The interval of writes in the file of the run has no effect on a server in memory.
+        # The write interval in the run's file has no effect on a server in memory.
         idle = () if role != "ps" or "--dir" in self.arguments[node] else ("flush_s",)
         return role_words(self.config, role, without=("threads", *idle))
 
     def command(self, options: FromEnvironmentOptions) -> list[str]:
-        """Return the words of the command of the only role."""
+        """Return the words of the only role's command."""
         ((role, node),) = self.assignment.roles
         words = [role, *(("--id", node) if node else ()), *self.arguments[node]]
         words += self.words_of_run(role, node)
@@ -94,9 +94,9 @@ async def find_roles(
     """Return the roles of this process.
 
     Args:
-        given: Options of the run on the command line of a launch, whose files are relative to the working
-            folder as for `train`; None: only `options.config` has options, and its folder their files.
-        store: Folder with a folder for each server that keeps its shards on disk; None: in memory only.
+        given: A run's options on a launch's command line, with files relative to the working folder as for
+            `train`; None: only `options.config` has options, with files relative to its folder.
+        store: Folder that has one folder for each server that keeps its shards on disk; None: only in memory.
 
     Raises:
         ConfigError: The file of options is wrong, or a variable is wrong or missing (see `assigned_roles`).
@@ -167,7 +167,7 @@ async def _function_words(
 
 
 def show(found: Found) -> int:
-    """Print role, node id and options of each role of this process; returns 0."""
+    """Print role, node id and options of each role in this process; return 0."""
     for role, node in found.assignment.roles:
         words = (*found.arguments[node], *found.words_of_run(role, node))
         sys.stdout.write(f"{printable(shlex.join((role, node or '-', *words)))}\n")

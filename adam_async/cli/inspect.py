@@ -23,7 +23,7 @@ async def run_evaluation(
     """Print the accuracy of a saved model.
 
     Raises:
-        ConfigError: The file is no model, or does not fit the data.
+        ConfigError: The file is not a model, or does not fit the data.
         DataError: The data are missing or damaged.
     """
     async with Disk() as disk:

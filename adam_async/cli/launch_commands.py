@@ -1,4 +1,4 @@
-"""The commands of `adam-async launch`, one for each launcher, made from its description.
+"""The commands of `adam-async launch`, one per launcher, made from its description.
 
 Like `commands.py`, this file imports only the modules that `--help` needs.
 """
@@ -70,7 +70,7 @@ class Launch:
 
     @property
     def checkpoints(self) -> Path | None:
-        """Folder for the checkpoints of the run; None without checkpoints."""
+        """Folder for the run's checkpoints; None without checkpoints."""
         from adam_async.checkpoint.files import written_folder
 
         return written_folder(self._options.checkpoint, self._options.resume)
@@ -108,7 +108,7 @@ LAUNCHERS: Mapping[str, tuple[type[LauncherSettings], str]] = {
     "ray": (RaySettings, "ray"),
     "slurm": (SlurmSettings, "slurm"),
 }
-"""Description of each launcher, and the file of `adam_async/launch/` with its function `train`."""
+"""Description of each launcher, and the file in `adam_async/launch/` that has its function `train`."""
 
 RunFile = Annotated[
     Path, to_read("--config"), Parameter(help="TOML file with options, as for `train --config`.")
@@ -118,7 +118,7 @@ launch_commands = App(name="launch", help="Train with roles on other machines.")
 
 
 def _command_of(kind: type[LauncherSettings], home: str) -> Callable[..., int]:
-    """Return the command of a launcher, with its options and those of `train`."""
+    """Return a launcher's command, with its options and those of `train`."""
     made = _options_class(kind)
     read_first = [
         (name, fact) for name, option in options_of(kind).items() for fact in option.all(FileArgument)
@@ -158,7 +158,7 @@ def _command_of(kind: type[LauncherSettings], home: str) -> Callable[..., int]:
 
 
 def _options_class(kind: type[LauncherSettings]) -> Any:
-    """Return the class of the options of a command, from the fields of a description."""
+    """Return the class of a command's options, from the fields of a description."""
     text, kinds = kind.__doc__ or "", {}
     namespace: dict[str, Any] = {}
     for name, option in options_of(kind).items():

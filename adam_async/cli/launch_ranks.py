@@ -1,9 +1,9 @@
 """The commands `launch torchrun` and `launch slurm --here`: the roles of a rank, and in rank 0 the driver.
 
-The engine starts this command in each rank. A rank runs its roles as `role --from-env` does, with the options
-of `train`. The ranks share no link of their own: each of the others is an operator of the cluster, and ends
-its roles when the cluster map shows that the driver has left. The driver alone decides whether the run
-outlives a lost role, and its exit code is that of the run.
+The engine starts this command in each rank. A rank runs its roles like `role --from-env`, with the options of
+`train`. The ranks have no link to each other. Each rank except the driver's is an operator of the cluster,
+and ends its roles when the cluster map shows that the driver has left. Only the driver decides whether the
+run outlives a lost role, and its exit code is the run's.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ DRIVER = "driver"
 """Node id of the driver."""
 
 LEAVE_S = 120.0
-"""Time after SIGTERM in which the driver may end the run in order, in seconds; Slurm signals a job so long
+"""Time in seconds after SIGTERM in which the driver may end the run in order. Slurm signals a job so long
 before its time limit, and torchrun kills its ranks after 30 s."""
 
 LONGEST_RUN_S = 10 * 365 * 86400.0
@@ -83,7 +83,7 @@ def _check(options: TrainOptions) -> None:
 
 
 def _role_options(options: TrainOptions) -> FromEnvironmentOptions:
-    """Return the options of the roles of a rank: those of the same names of `train`."""
+    """Return the options of a rank's roles: those with the same names in `train`."""
     return FromEnvironmentOptions(
         from_env=True,
         config=options.config,
@@ -116,7 +116,8 @@ async def _train(
         try:
             return await run_training(options, environment, terminal, ranks=True)
         finally:
-            # The controllers are in the first ranks: the members of the others leave before they end.
+            # The controllers are in the first ranks: the members in other ranks leave before the controllers
+            # end.
             own = {node for _, node in found.assignment.roles}
             with suppress(DeadlineExceeded, RoleDied):
                 await membership.wait_for(

@@ -16,7 +16,7 @@ def parse_bandwidth(text: str) -> float:
     """Read a bandwidth such as ``1Gbit/s``, ``100Mbps``, ``125MB/s`` or ``1GiB/s``, in bytes per second.
 
     Raises:
-        ConfigError: The text is no bandwidth, has no unit, or is not above 0.
+        ConfigError: The text is not a bandwidth, has no unit, or is not above 0.
     """
     wrong = f"--bandwidth {text!r} is not a bandwidth: write 1Gbit/s, 125MB/s, or another one above 0"
     number, unit = _split(text, wrong)
@@ -42,7 +42,7 @@ def parse_latency(text: str) -> float:
     """Read a latency such as ``0.1ms``, ``50us``, ``300ns`` or ``2s``, in seconds.
 
     Raises:
-        ConfigError: The text is no latency, has no unit, or is below 0.
+        ConfigError: The text is not a latency, has no unit, or is below 0.
     """
     wrong = f"--latency {text!r} is not a latency: write 0.1ms, 50us, or another one of 0 or more"
     number, unit = _split(text, wrong)

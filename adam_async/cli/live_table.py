@@ -38,15 +38,15 @@ PATIENCE_S = 5.0
 """Length of a wait for roles after which a display without a table reports the wait in a line, in seconds."""
 
 QUIET_S = 10.0
-"""Time without a line after which a display without a table reports the progress, in seconds."""
+"""Time in seconds without a line after which a display without a table reports the progress."""
 
 
 class LiveTable:
-    """Shows one run, from `async with` to its end.
+    """Shows one run, for the duration of its `async with`.
 
     Args:
         quiet: Show only the last line of `finish`.
-        leader: Returns the leader of several controllers; empty while it is unknown.
+        leader: Returns which of several controllers leads; empty while unknown.
 
     The block owns one task that redraws the table. The end of the block removes the table, and keeps the
     lines.
@@ -133,7 +133,7 @@ class LiveTable:
             self.print(f"waiting for {missing}")
 
     def _mind_quiet(self) -> None:
-        """Report the progress after a time without a line, on a display without a table."""
+        """On a display without a table, report the progress after a time without a line."""
         now = asyncio.get_running_loop().time()
         if self._wrote_at is None:
             self._wrote_at = now
@@ -145,7 +145,7 @@ class LiveTable:
     def aside(self) -> Iterator[None]:
         """Remove the table from the terminal within the block, so that other code can write there.
 
-        The text of that code stays above the table if the text ends with a newline.
+        Its text stays above the table if it ends with a newline.
         """
         live, self._live = self._live, None
         if live is None:
@@ -177,7 +177,7 @@ class LiveTable:
             self._write(line)
 
     def on_event(self, event: AnyEvent) -> None:
-        """Take an event of the run. Another listener prints it; the summary repeats it if it is one of the
+        """Take an event of the run. Another listener prints it; the summary repeats it if it belongs to the
         training."""
         if not self._progress.epoch:
             self._announced.add(text_of(event))
@@ -301,8 +301,7 @@ def summary(report: Report, *, without: Collection[str] = ()) -> list[str]:
 def why_not_one(report: Report, efficiency: float) -> str:
     """Return the reasons for an efficiency other than 1, as a clause.
 
-    The efficiency is the busy share of the threads times their speed while busy, relative to the kernels
-    alone.
+    The efficiency is the threads' busy share times their speed while busy, relative to the kernels alone.
     """
     if efficiency > 1:
         return "above 1, so the machine was busier with other things while the kernels ran alone"
@@ -318,14 +317,14 @@ def why_not_one(report: Report, efficiency: float) -> str:
 
 
 def busy_share(report: Report) -> float:
-    """Return the share of the training time in which compute threads of all workers ran jobs; at most 1."""
+    """Return the share of the training time in which all workers' compute threads ran jobs; at most 1."""
     pools = [worker.pool for worker in report.workers if worker.pool is not None]
     available_s = report.totals.train_s * sum(pool.threads for pool in pools)
     return min(sum(pool.busy_s for pool in pools) / available_s, 1.0) if available_s else 0.0
 
 
 def _new_live(stream: TextIO) -> "Live":
-    """Return a display without a thread of its own; only `refresh` redraws it."""
+    """Return a display without a thread; only `refresh` redraws it."""
     from rich.live import Live
 
     from adam_async.cli.terminal import EscapingConsole
@@ -350,14 +349,14 @@ def _table(progress: Progress, *, now: float, width: int) -> "Table":
 
 
 PRIORITY = "phase epoch done accuracy loss images/s left replicas elapsed images staleness waited checkpoint"
-"""Columns, the ones that a narrow terminal keeps longest first; ``on disk`` comes after them."""
+"""Columns, those that a narrow terminal keeps longest first; ``on disk`` comes after them."""
 
 BAR = 10
-"""Width of the bar of an epoch, in characters."""
+"""Width of an epoch's bar, in characters."""
 
 
 def cells_of(progress: Progress, *, now: float) -> dict[str, str]:
-    """Return the cells of the table by their heads; `now` is in seconds of the loop's clock."""
+    """Return the table's cells by their heads; `now` is in seconds of the loop's clock."""
     run = progress.status.run if progress.status is not None else None
     whole = progress.images_of_epoch
     done = min(progress.images / whole, 1.0) if whole else 0.0
@@ -387,7 +386,7 @@ def cells_of(progress: Progress, *, now: float) -> dict[str, str]:
 
 
 def fitting(cells: Mapping[str, str], width: int) -> dict[str, str]:
-    """Return the cells that fit into a line of this many characters; the `PRIORITY` decides which ones."""
+    """Return the cells that fit into a line of this many characters, chosen by `PRIORITY`."""
     left, kept = width + GAP, set()
     for name in (*PRIORITY.split(), "on disk"):
         if name in cells:

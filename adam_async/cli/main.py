@@ -1,7 +1,7 @@
 """The entry point of `adam-async`.
 
-This file imports few modules, so that closed standard streams are opened, signal handlers are installed and
-BLAS is limited to one thread before slow imports, and before imports that read these settings.
+This file imports few modules. So closed standard streams are opened, signal handlers are installed and BLAS
+is limited to one thread before slow imports, and before imports that read these settings.
 docs/reference/exit-codes.md lists the exit codes.
 """
 

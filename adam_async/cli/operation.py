@@ -38,7 +38,7 @@ VERDICT_CODES: dict[Verdict, int] = {"well": 0, "degraded": 10, "ending": 11}
 
 
 async def show_status(options: StatusOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
-    """Print the roles of a cluster and its run, once or until cancelled; return the exit code.
+    """Print a cluster's roles and run, once or until cancelled; return the exit code.
 
     Raises:
         ConfigError: An address or the token is wrong.
@@ -74,7 +74,7 @@ async def show_status(options: StatusOptions, environment: Mapping[str, str], te
 
 
 def waits_of(cluster: ClusterMap) -> Waits:
-    """Return the deadlines of the run; the usual ones if the cluster has none, or one of another release."""
+    """Return the run's deadlines; the usual ones if the cluster has none, or those of another release."""
     try:
         return read_training(cluster.run).config.waits if cluster.run is not None else DEFAULT_WAITS
     except (ConfigError, ValueError):
@@ -135,7 +135,7 @@ def _show(status: ClusterStatus, options: StatusOptions, terminal: Terminal) -> 
 
 
 def print_status(status: ClusterStatus, terminal: Terminal) -> None:
-    """Print the state of a cluster: run, verdict, losses and waits first, then each role and the copies."""
+    """Print a cluster's state: run, verdict, losses and waits first, then each role and the copies."""
     run, condition = status.run, status.condition
     if run is None:
         terminal.print("no run; adam-async store list shows the stores" if status.stores else "no run")

@@ -1,4 +1,4 @@
-"""Checks of the options of single commands and roles; the checks of `train` are in `train_checks.py`.
+"""Checks of single commands' and roles' options; `train_checks.py` has the checks for `train`.
 
 A command makes them before it imports the modules of its work, which takes longer than the checks.
 """
@@ -41,7 +41,7 @@ from adam_async.runtime.ordinary_files import read_ordinary
 from transport.sockets import parse_tcp_address
 
 MOST_REPORT_BYTES = 1 << 26
-"""Maximum size of a report's file, in bytes; its objects take several times as much memory."""
+"""Maximum size of a report file, in bytes; its objects take several times as much memory."""
 
 
 def check_page(address: str, option: str, token_file: Path | None) -> None:
@@ -64,10 +64,10 @@ def check_dashboard(options: DashboardOptions) -> None:
 
 
 def check_export(model: Path, options: ExportOptions) -> None:
-    """Check that `export` has a file to write, writes none twice, and does not overwrite the model.
+    """Check that `export` has a file to write, writes no file twice, and does not overwrite the model.
 
     Raises:
-        ConfigError: There is no target, or one is the model or is named twice.
+        ConfigError: There is no target, or a target is the model or is named twice.
     """
     targets = [file for file in (options.onnx, options.torch) if file is not None]
     if not targets:
@@ -92,7 +92,7 @@ def check_inspection(source: str, options: InspectOptions) -> None:
 
 
 def check_reports(files: tuple[Path, ...]) -> None:
-    """Check the files of `report`. Raises ConfigError: there is none, or one is no report."""
+    """Check the files of `report`. Raises ConfigError: there is no report, or a file is not a report."""
     for file in name_runs(files).values():
         read_checked(file)
 
@@ -101,7 +101,7 @@ def read_checked(file: Path) -> bytes:
     """Return the file of a report, after a check of its format. Blocks.
 
     Raises:
-        ConfigError: The file cannot be read, or is no report of this version.
+        ConfigError: The file is unreadable, or is not a report of this version.
     """
     with failing_as(ConfigError, f"{file} cannot be read"):
         data = read_ordinary(file, MOST_REPORT_BYTES)
@@ -126,13 +126,13 @@ def name_runs(files: tuple[Path, ...]) -> dict[str, Path]:
 
 
 def check_server(options: ServerOptions, environment: Mapping[str, str]) -> None:
-    """Check that the options of a parameter server have an effect, and import the rules that it allows.
+    """Check that a parameter server's options have an effect, and import the rules that it allows.
 
-    A variable may be for other servers too, and the words of a launcher are those of the run.
+    A variable may be for other servers too, and a launcher's words are the run's.
 
     Raises:
         ConfigError: An option has no effect without a folder; or a folder, module or rule does not exist, or
-            fails in its import.
+            fails when imported.
     """
     _add_folders(options)
     allow_rules(options.allow_rule)

@@ -47,7 +47,7 @@ WAIT = timedelta(seconds=60)
 Wait = Annotated[timedelta, Parameter(show_default=lambda _: "60s")]
 
 WAITING = "waiting"
-"""Value of `--attach` without RUN: it stands for the run that waits for a driver."""
+"""Value of `--attach` without RUN: it means the run that waits for a driver."""
 
 ONLY_ON = Parameter(negative="")
 """Parameter of a flag without a `--no-` form."""
@@ -74,7 +74,7 @@ def value_of(kind: Any, words: Sequence[Token]) -> Any:
         if kind is int and not _WHOLE.fullmatch(word.value):
             raise ValueError(f"must be a whole number, not {word.value!r}")
         if kind is Path and not word.value:
-            # Path("") is the working folder; an unset variable of a shell must not select it.
+            # Path("") is the working folder; an unset shell variable must not select it.
             raise ValueError("the path is empty: name a file or folder")
     try:
         return convert(kind, words)
@@ -99,7 +99,7 @@ def addresses_of(option: str, *, everywhere: bool = False) -> Parameter:
 
 
 def page_address(option: str) -> Parameter:
-    """Return the cyclopts parameter of the address of a page, HOST:PORT, checked before modules load."""
+    """Return the cyclopts parameter for a page's address, HOST:PORT, checked before modules load."""
 
     def check(address: str) -> None:
         try:
@@ -118,7 +118,7 @@ def checked_by(check: Callable[[Any], object]) -> Parameter:
 
 
 def node_named(option: str) -> Parameter:
-    """Return the cyclopts parameter of the name of a node, checked before modules load."""
+    """Return the cyclopts parameter for a node's name, checked before modules load."""
 
     def check(name: str) -> None:
         if not 0 < len(name.encode(errors="surrogateescape")) <= MOST_NODE_BYTES:
@@ -143,7 +143,7 @@ def to_read(option: str, check_path: Callable[[str, Path], None] = check_file) -
 
 
 def to_write(option: str) -> Parameter:
-    """Return the cyclopts parameter of the file of a result, checked before modules load."""
+    """Return the cyclopts parameter for a result file, checked before modules load."""
     return checked_by(lambda file: check_result(file, option))
 
 
@@ -158,7 +158,7 @@ def folder_of(option: str) -> Parameter:
 
 
 def within(option: str, least: float, most: float | None) -> Parameter:
-    """Return the cyclopts parameter of a number, checked before modules load; None: no maximum."""
+    """Return the cyclopts parameter for a number, checked before modules load; None: no maximum."""
     permitted = option_of(option, Annotated[int, Meta(ge=least, le=most)])
     return checked_by(lambda value: read_option(permitted, value, option))
 
@@ -180,9 +180,9 @@ def check_threads(threads: int) -> None:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def options(kind: type[_Options]) -> type[_Options]:
-    """Make a class of options, whose words `value_of` converts, and whose bounds are checked.
+    """Make a class of options; `value_of` converts their words, and their bounds are checked.
 
-    The bounds are those of the option's type, else of the option of a run with the same name. The
+    The bounds are those of the option's type, else those of the run's option with the same name. The
     application's own converter serves the arguments of commands; fields do not inherit it.
     """
     made = dataclass(frozen=True, kw_only=True)(kind)
@@ -195,7 +195,7 @@ def options(kind: type[_Options]) -> type[_Options]:
 
 
 def shown_always(default: Any, _: Any) -> str:
-    """Return the text for a default of a run, in place of the None of its option."""
+    """Return the text for a run's default, in place of the option's None."""
     return str(default)
 
 
@@ -210,7 +210,7 @@ _KINDS = get_type_hints(Config)
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def _with_options_of_run(kind: type[_Options]) -> type[_Options]:
-    """Add an option for each field of `Config` that the class lacks; the help has its text and default.
+    """Add an option for each `Config` field that the class lacks; the help has its text and default.
 
     An option is None if the command line does not set it.
     """
@@ -238,7 +238,7 @@ def _split(_: Any, text: str, **__: Any) -> list[str]:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def with_options(names: Iterable[str] = (), **defaults: Any) -> Callable[[type[_Options]], type[_Options]]:
-    """Return a decorator that adds options of a run by their names, or by name and another default.
+    """Return a decorator that adds a run's options by name, or by name and another default.
 
     A variable can set each of those without a default. The help has the text of `Config`, unless the class
     has another one.
@@ -257,7 +257,7 @@ def with_options(names: Iterable[str] = (), **defaults: Any) -> Callable[[type[_
 
 
 def _of(role: str) -> list[str]:
-    """Return the options of a run that the command of a role has, but not those of every role."""
+    """Return the run's options that a role's command has, but not every role."""
     return [name for name, option in OPTIONS.items() if role in option.roles and name not in _OF_EVERY_ROLE]
 
 
@@ -268,7 +268,7 @@ class RunPart:
     """Options of a command that has some options of a run."""
 
     def config(self, **others: Any) -> Config:
-        """Return these options of a run; the ones that the command lacks have their defaults, or `others`."""
+        """Return these options of a run; those that the command lacks have their defaults, or `others`."""
         names = [each.name for each in fields(self) if each.name in OPTIONS]  # type: ignore[arg-type]
         return Config(**{name: getattr(self, name) for name in names}, **others)
 

@@ -46,7 +46,7 @@ async def run_prediction(
     """Print the likeliest classes of each image.
 
     Raises:
-        ConfigError: The file is no model, or an array does not fit the model.
+        ConfigError: The file is not a model, or an array does not fit the model.
         DataError: An image is missing or damaged.
     """
     rows: list[ImageReport] = []
@@ -73,7 +73,7 @@ async def run_prediction(
 
 
 def _image_shape(model: Model) -> tuple[int, int, int]:
-    """Return the shape of a model's images. Raises ConfigError: the model takes none, or names no classes."""
+    """Return the shape of a model's images. Raises ConfigError: it takes no images, or names no classes."""
     spec, shape = model.network.spec, model.input_shape
     cure = "adam-async export MODEL --onnx FILE writes it for programs that compute its outputs"
     if len(shape) != 3:
@@ -121,8 +121,8 @@ async def run_export(path: Path, options: ExportOptions, terminal: Terminal) -> 
     """Write the files that the options name, and print how to use them.
 
     Raises:
-        ConfigError: The file is no model, a target cannot be written, a package is missing, or a layer has
-            no equal in PyTorch.
+        ConfigError: The file is not a model, a target is not writable, a package is missing, or PyTorch has
+            no equal of a layer.
         ModelError: The scores of onnxruntime differ from the network's.
     """
     wanted = (("--onnx", options.onnx, _onnx), ("--torch", options.torch, _state))

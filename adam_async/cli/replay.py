@@ -29,7 +29,7 @@ BESIDE = frozenset(
 """Options allowed with `--replay`; the record has all others."""
 
 ROUNDS = 64
-"""Number of batches of shards that the compute thread applies between two checks for cancellation."""
+"""Number of shard batches that the compute thread applies between two checks for cancellation."""
 
 
 async def run_replay(options: TrainOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
@@ -37,8 +37,8 @@ async def run_replay(options: TrainOptions, environment: Mapping[str, str], term
 
     Raises:
         ConfigError: An option contradicts the record, the record names functions or data to import and
-            `--allow-functions` is missing, `--step` or `--rule` is not that of the record, or the model
-            cannot be written.
+            `--allow-functions` is missing, `--step` or `--rule` is not the record's, or the model is not
+            writable.
         RecordError: The record cannot be read or played.
         ReplayDiffers: The weights differ.
         DataError: The data are missing or damaged.
@@ -91,7 +91,8 @@ def rules_named(header: Header, options: TrainOptions) -> RuleSource:
     """Import the rule of the user that a record and the command line name.
 
     Raises:
-        ConfigError: Only one of them names it, they name two, or the rule cannot be imported.
+        ConfigError: Only the options or only the record name a rule, they name two, or the rule cannot be
+            imported.
     """
     config, named = header.options(), options.rule
     if config.has_user_rule and named != config.rule:

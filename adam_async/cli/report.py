@@ -19,7 +19,7 @@ async def run_report(files: tuple[Path, ...], terminal: Terminal) -> int:
     """Print a table of reports.
 
     Raises:
-        ConfigError: A file cannot be read or is no report.
+        ConfigError: A file is unreadable or is not a report.
     """
     async with Disk() as disk:
         runs = [(name, await read_report(file, disk)) for name, file in name_runs(files).items()]
@@ -31,7 +31,7 @@ async def read_report(file: Path, disk: Disk) -> Report:
     """Read a report that `train --report` wrote.
 
     Raises:
-        ConfigError: The file cannot be read, or is no report of this schema.
+        ConfigError: The file is unreadable, or is not a report of this schema.
     """
     data = await disk.run(read_checked, file)
     try:

@@ -35,7 +35,7 @@ from adam_async.runtime.timeline import Timeline
 from transport import TransportError
 
 RESCUE_S = 5.0
-"""Time limit for reading the weights of an interrupted run from its servers, in seconds."""
+"""Time limit in seconds for reading an interrupted run's weights from its servers."""
 
 
 async def write_results(
@@ -48,11 +48,11 @@ async def write_results(
 ) -> None:
     """Write the model, the report, the profile and the record to the files that the options name.
 
-    An error in one file does not stop the others. If the model cannot be written to its folder, it is written
+    An error in one file does not stop the others. If the model's folder is not writable, the model is written
     to another folder.
 
     Raises:
-        ConfigError: Some files cannot be written; the error lists them, and the other folder of the model.
+        ConfigError: Some files are not writable; the error lists them, and the model's other folder.
         RecordError: The run has no record; the other files are written.
     """
     problems: list[str] = []
@@ -104,8 +104,7 @@ async def save_somewhere(
     """Write ``model.safetensors`` into a folder; if that fails, into another folder with room.
 
     Raises:
-        ConfigError: The folder cannot be written to; the error has the file, and the model's other folder if
-            any.
+        ConfigError: The folder is not writable; the error has the file, and the model's other folder if any.
     """
     try:
         await save_model(network, weights, folder, disk, class_names=class_names)
@@ -149,7 +148,7 @@ class Kept:
 async def keep_results(
     driver: Driver, options: TrainOptions, disk: Disk, environment: Mapping[str, str]
 ) -> Kept:
-    """Return the results of a run that ends early, and write its weights if `--out` names a folder."""
+    """Return the results of a run that ends early; write its weights if `--out` names a folder."""
     progress = driver.progress
     kept: list[str] = []
     await driver.look()

@@ -1,4 +1,4 @@
-"""Runs of the commands' coroutines, each in an event loop of its own; answers to the probes of `--health`."""
+"""Runs commands' coroutines, each in a separate event loop; answers the probes of `--health`."""
 
 import os
 from collections.abc import Awaitable, Callable, Coroutine
@@ -29,7 +29,7 @@ def run_in_loop(
     """Run a command's coroutine in its own loop.
 
     Args:
-        serves: Whether others wait for answers of the loop, so that no reader of the output may block it.
+        serves: Whether others wait for the loop's answers, so that no reader of the output may block it.
     """
     check_variables(os.environ, PLAIN)
     with unblocked_streams(lambda: EARLY.first is not None) if serves else nullcontext():
@@ -57,10 +57,10 @@ def run_driver(
     *,
     reads_files: bool = False,
 ) -> int:
-    """Run a command that drives a training; `main` imports the modules of a training when it is called.
+    """Run a command that drives a training; calling `main` imports the training's modules.
 
     Args:
-        file: File of options of `launch`, in place of `--config`.
+        file: Options file of `launch`, instead of `--config`.
         reads_files: Whether the driver runs in this process, and so reads the files that options name.
     """
 

@@ -49,7 +49,7 @@ class Signals:
                 signal.signal(number, self._on_signal)
 
     def end_at_once_on_sigterm(self, note: str) -> None:
-        """Let the first SIGTERM end the process at once, as the second one does, with a last line on stderr.
+        """Make the first SIGTERM end the process at once, like the second, with a last line on stderr.
 
         The command then neither cleans up nor changes the cluster, because another process continues
         its work.
@@ -104,7 +104,7 @@ class Signals:
         """Run a command's coroutine in its own loop until it returns or a signal ends it.
 
         Raises:
-            Exception: The error of `main` or of a callback of its loop. After a signal that cancelled `main`
+            Exception: The error of `main`, or of a callback of its loop. After a signal that cancelled `main`
                 the method raises no error, and returns the exit code of the signal.
         """
         import uvloop  # after the handlers of signals are installed

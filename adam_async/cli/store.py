@@ -36,7 +36,7 @@ async def run_store(
 
     Raises:
         ConfigError: A word or an option is missing or superfluous, or the file cannot be written.
-        StoreError: The cluster has no store of this name, or the store may not be deleted.
+        StoreError: The cluster has no store with this name, or the store may not be deleted.
         RoleUnreachable: No controller answered.
     """
     if action == "list":
@@ -135,7 +135,7 @@ async def _show(survey: Survey, name: str, options: StoreOptions, terminal: Term
 
 
 def _in_sync(store: StoreSummary) -> str:
-    """Return the lowest number of copies in sync of a bundle, and the wanted number, as text."""
+    """Return a bundle's lowest number of copies in sync, and the wanted number, as text."""
     fewest = min((len(bundle.in_sync) for bundle in store.copies.bundles), default=0)
     return f"{fewest} of {store.copies.copies}"
 

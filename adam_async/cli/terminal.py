@@ -25,7 +25,7 @@ from adam_async.runtime.standard_streams import drop_standard_error
 
 
 class OneLine(logging.Formatter):
-    """Writes a record as one line, escaping text of peers; a traceback follows on its own lines."""
+    """Writes a record as one line, and escapes peers' text; a traceback follows on separate lines."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the traceback if there is one."""
@@ -69,7 +69,7 @@ class RoleLine(NodeLine):
 
 
 class JsonLine(RoleLine):
-    """Writes a record, its traceback included, as one line of JSON in ASCII."""
+    """Writes a record, including its traceback, as one line of JSON in ASCII."""
 
     facts: Callable[[], dict[str, Any]] = dict
     """Function that returns role, run and stores."""
@@ -102,7 +102,7 @@ def name_node(node: str) -> None:
 
 
 def describe_logs(facts: Callable[[], dict[str, Any]]) -> None:
-    """Set the function that returns role, run and stores for the lines of JSON of this process."""
+    """Set the function that returns role, run and stores for this process's JSON lines."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, JsonLine):
             handler.formatter.facts = facts
@@ -145,7 +145,7 @@ class EscapingConsole(Console):
         return super().render_str(printable_lines(text), **how)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yield the segments of an object with their text escaped; control segments of ``rich`` pass."""
+        """Yield an object's segments with their text escaped; control segments of ``rich`` pass."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable_lines(segment.text), segment.style)
 
@@ -160,14 +160,14 @@ WIDE = 1000
 """Maximum width of a table in a file or pipe, in characters."""
 
 Aside = Callable[[], AbstractContextManager[None]]
-"""Function that returns a context manager; other code may write to the terminal within its block (see
+"""Function that returns a context manager; within its block other code may write to the terminal (see
 `LiveTable.aside`)."""
 
 
 class Terminal:
     """Prints lines as plain text; a terminal shows errors in red.
 
-    Printed text may come from peers and files, so its control characters, with ends of lines, are escaped.
+    Printed text may come from peers and files, so its control characters and line ends are escaped.
 
     Args:
         quiet: Drop lines of results; tables, notices and errors still show.

@@ -45,13 +45,13 @@ async def read_token(
     """Return the cluster's token or the keys of a role: from the file, else from ADAM_TOKEN, else none.
 
     Args:
-        role: Role of the command; keys of another role are refused. Empty if the command has no role or
+        role: Role of the command; another role's keys are refused. Empty if the command has no role or
             several.
         option: Option that names the file.
 
     Raises:
-        ConfigError: The file cannot be read, is empty, is not private (see `Disk.read_secret`), or has a
-            secret that this command cannot use.
+        ConfigError: The file is unreadable, empty, not private (see `Disk.read_secret`), or has a secret that
+            this command cannot use.
     """
     token = await _token_text(file, environment, option)
     if token and role:

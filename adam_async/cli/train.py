@@ -76,7 +76,7 @@ from transport import BufferPool, Identity
 logger = logging.getLogger(__name__)
 
 LEFT = "adam-async: ended by SIGTERM; a run in progress goes on, and waits for the next train --attach"
-"""Last line of a driver that leaves its run to the next one."""
+"""Last line of a driver that leaves its run to the next driver."""
 
 Train = Callable[[OnEpoch], Awaitable[RunResult]]
 """Function that runs all epochs."""
@@ -169,7 +169,7 @@ async def _train(
             async with open_cluster(
                 options, config, contents, environment, dataset, terminal, timeline, imports, launcher
             ) as (driver, train):
-                # Roles that ranks start, or this command, have no endpoint of their own.
+                # Roles that ranks or this command start have no separate endpoint.
                 starts_roles = ranks or options.controller is None
                 table = _followed(driver, health, quiet=options.quiet, with_roles=starts_roles)
                 async with table, train_page(options, driver, terminal):
@@ -200,7 +200,7 @@ async def _train(
 
 
 def _followed(driver: Driver, health: Health, *, quiet: bool, with_roles: bool) -> LiveTable:
-    """Return the live table of a run, which follows its events; let its probes answer with its metrics."""
+    """Return a run's live table, which follows its events; let its probes answer with its metrics."""
     table = LiveTable(
         driver.progress,
         stream=sys.stdout,
@@ -220,7 +220,7 @@ async def _kept_results(
     environment: Mapping[str, str],
     terminal: Terminal,
 ) -> Kept | None:
-    """Keep the results of a training that ends early; None without any, or if their notice is printed."""
+    """Keep the results of a training that ends early; None without results, or if their notice is printed."""
     if isinstance(first_cause(error), Diverged):  # such weights are of no use
         return None
     kept = await keep_results(driver, options, disk, environment)
@@ -239,7 +239,7 @@ async def _report_early_end(
     disk: Disk,
     terminal: Terminal,
 ) -> None:
-    """Print where the results of a run that ended early are, and write its report."""
+    """Print where an early-ended run's results are, and write its report."""
     interrupted = isinstance(error, asyncio.CancelledError) or EARLY.interrupted
     if kept is not None and (line := kept.sentence(interrupted=interrupted)):
         terminal.notice(line)
@@ -497,8 +497,8 @@ async def configure(
 
 
 async def _attach_of(options: TrainOptions, environment: Mapping[str, str], disk: Disk) -> Attach | None:
-    """Return the request to go on with a run, with the names of all set options; None if the command starts
-    the roles, or begins a new run."""
+    """Return the request to continue a run, with the names of all set options; None if the command starts the
+    roles, or begins a new run."""
     if options.controller is None or (options.attach is None and options.store is None):
         return None
     layers = (await config_file(options.config, disk), from_environment(environment), options.layer())
@@ -521,7 +521,7 @@ async def open_cluster(
     """Start the roles of the configuration, or join running ones."""
     role = "driver" if options.controller is not None else ""
     token = await read_token(options.token_file, environment, role=role)
-    # Other processes may not have the module of an imported data set: this one serves it.
+    # Other processes may lack an imported data set's module: this process serves the data.
     served = not config.processes or is_import_path(config.data)
     shared: ClusterInputs = {
         "dataset": dataset if served else None,

@@ -1,7 +1,7 @@
-"""Checks of the options of a training that need neither NumPy nor the modules of a training.
+"""Checks of a training's options that need neither NumPy nor the training's modules.
 
-A command makes them before it imports those modules, which takes longer than the checks. `train` makes them
-again once the options of a checkpoint or a record have joined.
+A command makes them before it imports those modules, which takes longer. `train` makes them again once the
+options of a checkpoint or record have joined.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.loop_thread import on_user_thread
 
 IMPORTED_S = 3600.0
-"""Maximum time of the import of a user's function that makes a data set, in seconds."""
+"""Maximum time in seconds to import a user's function that makes a data set."""
 
 
 async def check_values(
@@ -41,7 +41,7 @@ async def check_values(
 ) -> None:
     """Check the options of a training.
 
-    Options that join those of a checkpoint or a record are checked later, together with them.
+    Options that join those of a checkpoint or record are checked later, together with them.
 
     Args:
         file: File of options.
@@ -84,7 +84,7 @@ async def _check_sources(options: TrainOptions, config: Config, disk: Disk) -> N
 
 
 async def config_file(file: Path | None, disk: Disk) -> Mapping[str, Any]:
-    """Read the options of a file; none without a file. Raises ConfigError: the file is wrong."""
+    """Read the options in a file; none without a file. Raises ConfigError: the file is wrong."""
     return {} if file is None else from_toml(await read_file(file, "--config", disk), source=str(file))
 
 
@@ -111,7 +111,7 @@ def check_code(options: TrainOptions) -> tuple[Mapping[str, str], Mapping[str, A
 
 
 def result_files(options: TrainOptions) -> dict[str, Path]:
-    """Return the files of results, by the options that name them."""
+    """Return the result files, by the options that name them."""
     files = {
         "--events": options.events,
         "--report": options.report,

@@ -1,8 +1,8 @@
 """`train --optimizer lbfgs`: a network or a step of the user is minimised by L-BFGS over all training images.
 
-The workers are threads of this process. The servers are in this process, with ``--store`` on disk, or are
-those of the cluster at ``--controller``, with its copies and disks. An iteration counts as an epoch of the
-report: a pass over all images for each evaluation of the line search.
+The workers are threads of this process. The servers are in this process, with ``--store`` on disk. Or they
+are those of the cluster at ``--controller``, with its copies and disks. An iteration counts as an epoch of
+the report: a pass over all images for each evaluation of the line search.
 """
 
 import asyncio
@@ -68,7 +68,7 @@ OF_COORDINATOR = frozenset("epochs replicas report out attach replace".split())
 
 
 def check_lbfgs(options: TrainOptions, config: Config, *, is_launched: bool) -> None:
-    """Check that each given option has an effect. Raises ConfigError: one has none; names it."""
+    """Check that each given option has an effect. Raises ConfigError: an option has no effect; names it."""
     if is_launched:
         raise ConfigError("launch starts roles of runs, and --optimizer lbfgs has none: use adam-async train")
     if options.optimizer == "lbfgs-worker" and options.controller is None:
@@ -211,7 +211,7 @@ class _Progress:
         self.values = await self._store.pull()
 
     async def take(self, iteration: Iteration) -> bool:
-        """Print an iteration that has ended; returns whether another one follows."""
+        """Print an iteration that has ended; return whether another one follows."""
         loop, dataset = asyncio.get_running_loop(), self._dataset
         train_s = loop.time() - self._begun
         self.values = await self._store.pull()
@@ -252,7 +252,7 @@ def _loss_of(
 
 
 async def _delete(store: ParameterStore, optimizer: LBFGS) -> None:
-    """Delete the stores once the workers have left, so that they see the end and not a loss."""
+    """Delete the stores once the workers have left, so that they see an end, not a loss."""
     membership, record = store.link.membership, store.link.store
     with suppress(DeadlineExceeded):
         await membership.wait_for(lambda now: len(now.pushers(record)) <= 1, "workers to leave", LEAVE_S)

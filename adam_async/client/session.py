@@ -376,8 +376,7 @@ class Session:
 
     @abstractmethod
     def refused(self, exchange: Exchange, error: TransportError | None) -> None:
-        """Send all open exchanges again: one has an error or, for None, an answer that settles only part of
-        it."""
+        """Send all open exchanges again: one has an error or, for None, an answer that settles it in part."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:

@@ -1,6 +1,6 @@
 """Clusters: all roles in one event loop, or as processes, which a supervisor watches and restarts.
 
-`setup.py` checks the arguments of the caller. `local.py` then opens all roles in the caller's event loop.
+`setup.py` checks the caller's arguments. `local.py` then opens all roles in the caller's event loop.
 `processes.py` starts them through a launcher instead, and `supervision.py` restarts a lost role if the run
 still has its state. In both clusters the driver of the run is in the caller's process.
 

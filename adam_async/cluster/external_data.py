@@ -74,7 +74,7 @@ class DataHosts:
             raise RemoteProtocolError(error.rule, f"{address}: {error.detail}") from error
 
     async def serve(self, controller: str) -> dict[str, Any]:
-        """Let all hosts join a cluster, one after the other; returns the description of their data.
+        """Make all hosts join a cluster, one after the other; return the description of their data.
 
         Args:
             controller: The controller's address, or the addresses of several, joined by commas.
@@ -97,7 +97,7 @@ class DataHosts:
         return infos[first]
 
     async def _ask(self, address: str, controller: str) -> dict[str, Any]:
-        """Ask a standalone data server to join the cluster; returns the facts of its data set.
+        """Ask a standalone data server to join the cluster; return its data set's facts.
 
         Raises:
             DeadlineExceeded: The data server did not join within `prepare_s`.

@@ -34,11 +34,11 @@ from transport import Identity, Link, Network
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """Limits of the restarts of a role. The state of the run decides whether the role may come back at all.
+    """Limits on restarts of a role. The state of the run decides whether the role may come back at all.
 
     Attributes:
         most: Maximum number of restarts in a row.
-        sound_s: Time of service after which the count of restarts begins anew, in seconds.
+        sound_s: Time of service in seconds after which the count of restarts begins anew.
     """
 
     most: int = 5
@@ -53,13 +53,12 @@ class RoleSpec:
         role: ``controller``, ``ps``, ``data`` or ``worker``.
         node: Node id, unique in the cluster.
         arguments: Options of the role's command, except those of the other attributes.
-        orders: First line on the stdin of the process, with the keys of the role. Other users of a machine
-            can read the arguments and the environment of a process, but not this line.
+        orders: First line on the process's stdin, with the role's keys. A machine's other users can read a
+            process's arguments and environment, but not this line.
         environment: Variables of the process. A launcher on other machines adds these to the variables there.
-        bind: Address to listen on; empty: any free port at the address of its machine.
-        threads: Compute threads of a worker; 0: its share of the cores of its machine.
-        memory_bytes: Memory that the engine reserves for the process, if it can reserve memory; 0: the engine
-            decides.
+        bind: Address to listen on; empty: any free port at its machine's address.
+        threads: Compute threads of a worker; 0: its share of its machine's cores.
+        memory_bytes: Memory that the engine reserves for the process, if it can; 0: the engine decides.
         restart: Limits of its restarts.
     """
 
@@ -94,7 +93,7 @@ class Launcher(Protocol):
     """An engine that starts the processes of a cluster, on one machine or on several.
 
     Attributes:
-        silence_s: Time without a byte from the launcher after which a role ends, in seconds; 0: no limit.
+        silence_s: Time in seconds without a byte from the launcher after which a role ends; 0: no limit.
     """
 
     silence_s: float
@@ -127,7 +126,7 @@ class Launcher(Protocol):
     async def controller_addresses(
         self, nodes: Sequence[str], network: Network, driver: Identity
     ) -> list[str]:
-        """Return the address of each controller: with port 0 for one controller, with free ports for several.
+        """Return each controller's address: with port 0 for one controller, with free ports for several.
 
         Args:
             nodes: Node ids of the controllers.
@@ -139,8 +138,7 @@ class Launcher(Protocol):
         """
 
     def state_folder(self, name: str) -> AbstractAsyncContextManager[str]:
-        """Return a folder for the state of the controllers on their machines; the block removes it at its
-        end.
+        """Return a folder for the controllers' state on their machines; the block removes it at its end.
 
         Args:
             name: Unique name of the cluster.
@@ -159,7 +157,7 @@ class LocalLauncher:
     """Starts roles as child processes; they end with this process, however it ends (see `parent_pipe`).
 
     Args:
-        environment: Environment of this process; its TMPDIR has the state of the controllers.
+        environment: Environment of this process; its TMPDIR has the controllers' state.
         hosts: Addresses of standalone data servers, which must reach the controllers.
     """
 
@@ -205,7 +203,7 @@ class LocalLauncher:
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:
-        """Make a folder for the state of the controllers, which restarts read; remove it after the block.
+        """Make a folder for the controllers' state, which restarts read; remove it after the block.
 
         The block also removes the folders of clusters whose process was killed; the locks of these folders
         are free. A folder is locked before it gets its name, so no cluster removes the folder of a starting

@@ -1,9 +1,8 @@
 """All roles in one event loop: `async with LocalCluster(config) as cluster`.
 
 The roles are the objects that `adam_async.cluster.roles` runs, connected by local links: messages pass
-references, and counts, clocks and staleness are the same as over TCP. All state belongs to the caller's loop
-and block: no signal handlers, no logging set-up, no loop policy, no global state; two clusters can train side
-by side.
+references, and counts, clocks and staleness are as over TCP. All state belongs to the caller's loop and
+block: no signal handlers, logging set-up, loop policy or global state; two clusters can train side by side.
 """
 
 import dataclasses
@@ -59,7 +58,7 @@ class LocalCluster(Cluster):
     Args:
         config: The run, with the number of each role.
         layers: Kinds of layers for its models; ``{**BUILTIN_LAYERS, "mine": Mine}`` adds one.
-        functions: Kinds of transforms that are functions of the user, ``{"invert": invert}``; see `Recipe`.
+        functions: Kinds of transforms that are user functions, ``{"invert": invert}``; see `Recipe`.
         network: Links between the roles; None: local links. Other links must reach the data servers of `data`
             too. Tests pass faulty networks.
         address: Address on which every role listens, with port 0, such as ``tcp://127.0.0.1:0``.
@@ -68,8 +67,8 @@ class LocalCluster(Cluster):
         available_bytes: Returns the memory available to this process.
         inputs: See `ClusterInputs`.
 
-    `async with` starts the roles; the end of the block ends them at once, and waits for
-    compute threads to finish their group. The error of a failed role cancels the block and is raised by it.
+    `async with` starts the roles; the block's end ends them at once, and waits for compute threads to finish
+    their group. The error of a failed role cancels the block and is raised by it.
 
     Raises:
         ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network,
@@ -275,7 +274,7 @@ class LocalCluster(Cluster):
             self.workers.append(await stack.enter_async_context(worker))
 
     async def _replica_pool(self, stack: AsyncExitStack, replica: int, threads: int) -> ComputePool | None:
-        """Open the pool that the workers of a replica share; return None if each worker has its own pool."""
+        """Open the pool that a replica's workers share; return None if each worker has its own."""
         partitions = self.config.partitions
         first = replica * partitions
         paced = any(pace_of(self.config.slow, f"worker-{first + n}") < 1 for n in range(partitions))
@@ -315,7 +314,7 @@ class LocalCluster(Cluster):
         except (RoleFailed, ExceptionGroup) as error:
             cause = first_cause(error)
             if isinstance(cause, RoleFailed):
-                # The error of the function has its traceback; the cluster map has only its text.
+                # The function's error has its traceback; the cluster map has only its text.
                 failures = [server.transform_failed for server in self.data_servers]
                 cause = next((failure for failure in failures if failure is not None), cause)
             raise cause from cause.__cause__

@@ -1,4 +1,4 @@
-"""Networks of the processes of a cluster: over TCP, slowed on purpose, or several by scheme.
+"""Networks of a cluster's processes: over TCP, slowed on purpose, or several by scheme.
 
 network = SchemeNetworks(local=LocalNetwork(...), tcp=TcpNetwork(...))
 network.listen("local://", ...)                       # by reference, within this loop
@@ -42,7 +42,7 @@ LOOPBACK = "tcp://127.0.0.1:0"
 
 
 def memory_budget(text: str) -> Budget:
-    """Make the budget that the links of a process share, from a size such as ``512M``.
+    """Make the budget that a process's links share, from a size such as ``512M``.
 
     Raises:
         ConfigError: See `read_budget`.
@@ -69,7 +69,7 @@ def cluster_network(
         checksum: Whether sent payloads carry a CRC-32C; see `LinkConfig.checksum`.
         link: Kind of the links; see `LinkConfig.link`.
         budget: Bytes that all links together may use for their peers; default 512 MiB.
-        advertise: Address to publish instead of the address of the listener; see `TcpNetwork`.
+        advertise: Address to publish instead of the listener's address; see `TcpNetwork`.
 
     Raises:
         ConfigError: The token is too short, or is a damaged line of keys.

@@ -1,11 +1,11 @@
 """The pipe from a parent process to a child: orders arrive on stdin, and the child ends with the pipe.
 
-The parent writes one line, the `Orders`, and then keeps the pipe open. The end of the file orders the child
-to end, or shows that its parent is gone: the system also closes the pipe of a killed parent. On a pipe from
-another machine the parent writes empty lines, because no system reports a lost machine. The pipe carries the
-keys of the child's role, because other users can read arguments and environments. On Linux the kernel also
-kills the child when its parent dies, in case the child is too busy to read. The child itself calls `prctl`,
-so that no code runs between fork and exec.
+The parent writes one line, the `Orders`, and then keeps the pipe open. The end of the file tells the child to
+end, or shows that its parent is gone: the system also closes a killed parent's pipe. On a pipe from another
+machine the parent writes empty lines, because no system reports a lost machine. The pipe carries the keys of
+the child's role, because other users can read arguments and environments. On Linux the kernel also kills the
+child when its parent dies, in case the child is too busy to read. The child itself calls `prctl`, so that no
+code runs between fork and exec.
 
 A child runs in its own session: the terminal's Ctrl-C reaches only the parent, which then ends its children.
 """
@@ -37,14 +37,14 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a child that its command line must not show, or has no room for."""
 
     token: str
-    """Keys of the child's role, as `read_token_text` reads them; empty if the cluster has no token."""
+    """Keys of the child's role, in the form of `read_token_text`; empty if the cluster has no token."""
     waits: Waits
     profile_events: int = 0
-    """Maximum number of events of a profile; 0: no profile."""
+    """Maximum number of profile events; 0: no profile."""
     silence_s: float = 0.0
-    """Time without a byte on the pipe after which the parent counts as lost, in seconds; 0: no limit."""
+    """Time in seconds without a byte on the pipe after which the parent counts as lost; 0: no limit."""
     ignores_sigterm: bool = False
-    """Whether this process ignores SIGTERM. An engine may send SIGTERM to all processes of a job; the parent
+    """Whether this process ignores SIGTERM. An engine may send SIGTERM to all processes of a job. The parent
     also gets it, and needs this process until the run has ended in order."""
 
 
@@ -69,7 +69,7 @@ class Parent:
         self._pipe.close()
 
     async def orders(self, kind: type[_Orders]) -> _Orders | None:
-        """Read the first line; None if the parent closed the pipe without one.
+        """Read the first line; None if the parent closed the pipe without a line.
 
         Args:
             kind: Type of the orders.

@@ -1,10 +1,10 @@
 """Roles as processes, by default children over loopback TCP: `async with ProcessCluster(config) as cluster`.
 
 The children have the command lines of roles started by hand, and find each other through the controller. The
-cluster supervises them. The cluster reports the death of a child at once, with its cause, to the caller and
-to the controller, so that no role waits for the dead child. It restarts a worker, which loses only its groups
-in flight; a data server if another one serves; a parameter server if each shard has another copy; and a
-controller of several, which continues from its folder, even an empty one. The death of a role with the run's
+cluster supervises them. The cluster reports a child's death at once, with its cause, to the caller and the
+controller, so that no role waits for the dead child. It restarts a worker, which loses only its groups in
+flight; a data server if another one serves; a parameter server if each shard has another copy; and one of
+several controllers, which continues from its folder, even an empty one. The death of a role with the run's
 only copy of some state ends the run. The children end with this process, however it ends (see `parent_pipe`).
 """
 
@@ -60,7 +60,7 @@ STARTED_AT_ONCE = 64
 """Maximum number of workers that one `scale` starts: a mistyped number must not overload the machine."""
 
 MOST_ADDED = 16
-"""Maximum number of roles of one kind that operators add to those of the options, one after the other."""
+"""Maximum number of roles of one kind that operators add, one after the other, to those in the options."""
 
 PORT_CHOICES = 3
 """Maximum number of attempts to choose free ports for the controllers; another process may take a chosen port
@@ -68,30 +68,29 @@ before the controller listens."""
 
 
 class ProcessCluster(Cluster):
-    """Controllers, data servers, parameter servers and workers, each in a process of its own.
+    """Controllers, data servers, parameter servers and workers, each in a separate process.
 
     Args:
         layers: Further kinds of layers for its models, by import path: ``{"mine": "package.module:Mine"}``.
             Python has to find the module in `environment`.
         environment: Environment of the children; None: the environment of this process.
         step_path: Folders that this process and the workers add to their `sys.path`; data servers do so if
-            `transforms` name functions, and servers if they may apply rules of the user.
+            `transforms` names functions, and servers if they may apply user rules.
         on_line: Called with each event, and with each line of a child's stderr; by default the cluster logs
             them.
         launcher: Starts the processes; None: as children of this process. With a launcher on other machines,
-            `environment` has the variables that the roles get in addition to those of their machines.
-        restarts: Limits of the restarts of each role.
-        allow_operations: Whether operators, such as the visitors of a dashboard, may kill, freeze and add
-            roles.
+            variables that the roles get in addition to those of their machines.
+        restarts: Limits on restarts of each role.
+        allow_operations: Whether operators, such as a dashboard's visitors, may kill, freeze and add roles.
         inputs: See `ClusterInputs`; data servers in this process serve a `dataset`.
 
-    `async with` starts the children and waits for their addresses; the end of the block asks them to end, and
-    kills the remaining ones after `drain_s`.
+    `async with` starts the children and waits for their addresses; the block's end asks them to end, and
+    after `drain_s` kills the remaining ones.
 
     Raises:
         ConfigError: `config.slow` names an unknown node, `config.copies_bind` is set with a launcher, an
-            address in `data` is invalid, `layers` are no import paths or cannot be imported, transforms would
-            have no effect, or the step is no import path, cannot be made or contradicts an option.
+            address in `data` is invalid, `layers` are not import paths or cannot be imported, transforms
+            would have no effect, or the step is not an import path, cannot be made or contradicts an option.
         RunFailed: On entering: the cluster was entered before.
     """
 
@@ -126,9 +125,9 @@ class ProcessCluster(Cluster):
         self._on_line = on_line
         self._roles = Supervisor(config, self._launcher, environment=kept, restarts=restarts, on_line=on_line)
         self._worker: tuple[str, ...] = ()
-        """Options of the command of every worker."""
+        """Options of every worker's command."""
         self._server: tuple[str, ...] = ()
-        """Options of the command of every parameter server."""
+        """Options of every parameter server's command."""
         self._threads = 0
         self._allow_operations = allow_operations
         self._scaling = asyncio.Lock()
@@ -236,7 +235,7 @@ class ProcessCluster(Cluster):
             await stack.enter_async_context(server)
 
     async def _open_controllers(self, network: Network, driver: Identity, state: str) -> str:
-        """Start the controllers; returns their addresses, joined by commas.
+        """Start the controllers; return their addresses, joined by commas.
 
         Several controllers get each other's addresses, and folders in `state`.
 
@@ -284,7 +283,7 @@ class ProcessCluster(Cluster):
                     await self.driver.gather_profile()
                 watch.cancel()
         except ExceptionGroup as errors:
-            # Other errors are consequences of the death.
+            # Other errors follow from the death.
             cause = self._roles.death or first_cause(errors)
             raise cause from cause.__cause__
         return result
@@ -348,9 +347,9 @@ class ProcessCluster(Cluster):
         return f"started {node}"
 
     async def scale(self, workers: int) -> str:
-        """Start or end workers until the cluster has this number; returns what changed.
+        """Start or end workers until the cluster has this number; return what changed.
 
-        New workers take part in the run at once; the groups of ended workers go to the other workers.
+        New workers take part in the run at once; ended workers' groups go to the other workers.
 
         Raises:
             ConfigError: The run would have no complete replica, or would get more than `STARTED_AT_ONCE` new

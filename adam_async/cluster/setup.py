@@ -1,4 +1,4 @@
-"""The setup of a cluster, all arguments of its caller in one checked value; and the block of a cluster."""
+"""The setup of a cluster: all arguments of its caller in one checked value; and the block of a cluster."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ from transport import Identity
 
 
 class ClusterInputs(TypedDict, total=False):
-    """Arguments of every cluster beside its `Config`; each may be left out."""
+    """Arguments of every cluster in addition to its `Config`; each may be left out."""
 
     dataset: Dataset | None
     """The images; None: the images of `config.data`, without a download."""
@@ -45,13 +45,13 @@ class ClusterInputs(TypedDict, total=False):
     """Addresses of standalone data servers, ``tcp://host:port``, which the cluster invites; empty: the
     addresses in `config.data`. The cluster starts all other roles."""
     token: str | None
-    """Token of the cluster and of these data servers; None: a random one between processes."""
+    """Token of the cluster and of these data servers; None: between processes a random one."""
     spec: ModelSpec | None
-    """The model; None: that of `config.model`."""
+    """The model; None: the model of `config.model`."""
     model_text: str | None
     """Content of the TOML file that `config.model` names."""
     transforms: Sequence[Mapping[str, Any]] | None
-    """Transforms of training images with `config.augment`, as for `Recipe.of`; None: defaults for the
+    """Transforms of training images with `config.augment`, in the form of `Recipe.of`; None: defaults for the
     images."""
     entropy: Callable[[int], bytes]
     """Random bytes for tokens, incarnations and session ids."""
@@ -59,17 +59,17 @@ class ClusterInputs(TypedDict, total=False):
     """Records the work of the roles in this process, and after a training in others; see
     docs/how-to/profile.md."""
     checkpoint: str | Path | None
-    """Folder for checkpoints; None: that of `resume`, or no checkpoints."""
+    """Folder for checkpoints; None: the folder of `resume`, or no checkpoints."""
     resume: str | Path | None
     """Folder of checkpoints, or one of them; the first training continues its run."""
     store: str | Path | None
-    """Folder with a folder for each server, which keeps its shards and the record of the run there; the first
+    """Folder with one folder per server, which keeps its shards and the run's record there; the first
     training continues that run. None: in memory only."""
     init: TrainedModel | None
     """Saved model, from which each training takes the tensors with equal names and shapes."""
     step: TrainStep | str | None
-    """Step to train in place of a network, or the import path of its factory, ``package.module:factory``. All
-    replicas of one process share the object; processes take a path only, and workers may import its
+    """Step to train instead of a network, or its factory's import path, ``package.module:factory``. All
+    replicas of one process share the object; processes take only a path, and workers may import its
     module."""
     step_args: Mapping[str, Any] | None
     """Arguments of the factory."""
@@ -77,7 +77,7 @@ class ClusterInputs(TypedDict, total=False):
     """Further rules of yours that the servers may apply, ``package.module:Class``, besides `config.rule`: for
     stores of clients."""
     callbacks: Sequence[Callback]
-    """Objects that get the events of the runs (`adam_async.run.events`), each in a thread of its own."""
+    """Objects that get the events of the runs (`adam_async.run.events`), each in a separate thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,8 +92,8 @@ class ClusterSetup:
 
     Raises:
         ConfigError: `Config.slow` names an unknown node, an input has the wrong type, transforms would have
-            no effect, functions of the caller would have to transform images elsewhere, or `ack=durable`
-            lacks disks.
+            no effect, the caller's functions would have to transform images elsewhere, or `ack=durable` lacks
+            disks.
     """
 
     config: Config
@@ -169,7 +169,7 @@ class ClusterSetup:
 
         Args:
             layers: Kinds of layers for its models.
-            functions: Kinds of transforms that are functions of the user.
+            functions: Kinds of transforms that are user functions.
         """
         dataset = given.get("dataset")
         config = with_rule(config)
@@ -201,13 +201,13 @@ class ClusterSetup:
         return Identity(role=role, node=node, incarnation=int.from_bytes(self.entropy(7), "little"))
 
     def image_size(self, spec: ModelSpec | None) -> Size | None:
-        """Return the size that encoded images get; `spec` is the model of the caller or of a checkpoint."""
+        """Return the size that encoded images get; `spec` is the caller's or a checkpoint's model."""
         inputs, config = self.inputs, self.config
         init = inputs.init.network.spec if inputs.init is not None else None
         return image_size(config.size, config.model, text=inputs.model_text, spec=spec, init=init)
 
     async def functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return the functions that the data servers of this process allow: those that the caller names.
+        """Return the functions that this process's data servers allow: those that the caller names.
 
         Raises:
             ConfigError: A function cannot be imported.
@@ -226,7 +226,7 @@ class ClusterSetup:
         return replace(self.inputs, checkpoints=folder, resume=resume, on_disks=self.store is not None)
 
     async def spec_of(self, inputs: RunInputs) -> ModelSpec | None:
-        """Return the model of the run that the first training continues, or else that of the caller.
+        """Return the model of the run that the first training continues, or else the caller's.
 
         Raises:
             CheckpointError: The caller has another model.
@@ -244,7 +244,7 @@ class ClusterSetup:
 
 
 class Cluster:
-    """The block of a cluster, which is entered once; training is possible within it."""
+    """The block of a cluster, which is entered once; training is possible only within it."""
 
     def __init__(self, setup: ClusterSetup) -> None:
         self._setup = setup

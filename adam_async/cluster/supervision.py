@@ -1,7 +1,7 @@
 """The supervisor of a cluster's processes: it restarts a lost role if the run still has its state.
 
-The parent of the server processes learns that one has ended before the controllers do. `ServerLosses`
-therefore notes the ended incarnations, and leaves them out when it reads the newest map.
+The parent of the server processes learns that one has ended before the controllers do. So `ServerLosses`
+notes the ended incarnations, and leaves them out when it reads the newest map.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class ServerLosses:
             self._ended.add((node, cluster.nodes[node].incarnation))
 
     def loss(self, cluster: ClusterMap) -> str:
-        """Return a text about the shards of the run that have no copy left; empty if there are none."""
+        """Return a text about the run's shards that have no copy left; empty if there are none."""
         homes = [home for home, bundle in _bundles_of(cluster) if not self._left(bundle)]
         store = cluster.run_store
         return lost_copies_text(homes, store.id, is_of_run=True) if homes and store is not None else ""
@@ -48,7 +48,7 @@ class ServerLosses:
         return all(len(self._left(bundle)) >= store.min_in_sync_in_force for _, bundle in bundles)
 
     def outlive(self, cluster: ClusterMap, without: Collection[str]) -> bool:
-        """Return whether all bundles of the run, and of stores of clients, have copies on other servers."""
+        """Return whether all bundles of the run, and of clients' stores, have copies on other servers."""
         bundles = [bundle for _, bundle in _bundles_of(cluster)]
         for store in cluster.stores.values():
             if not store.program and store.phase == "open":
@@ -57,7 +57,7 @@ class ServerLosses:
         return all(set(self._left(bundle)).difference(without) for bundle in bundles)
 
     def successors(self, cluster: ClusterMap, node: str) -> tuple[str, ...]:
-        """Return the servers that go on with the shards of which an ended server was the primary."""
+        """Return the servers that take over the shards of which an ended server was the primary."""
         found: dict[str, None] = {}
         for _, bundle in _bundles_of(cluster):
             if bundle.primary is not None and bundle.primary[0] == node:
@@ -74,7 +74,7 @@ def successors_text(servers: tuple[str, ...]) -> str:
 
 
 def _bundles_of(cluster: ClusterMap) -> Iterator[tuple[str, BundleRecord]]:
-    """Yield home and record of each bundle of the run in progress, once its store was opened."""
+    """Yield home and record of each bundle of the current run, once its store was opened."""
     store = cluster.run_store
     if store is None or not cluster.in_progress or store.phase not in ("open", "failed"):
         return
@@ -92,11 +92,11 @@ class Supervisor:
         launcher: Starts the processes.
         environment: Variables of the processes.
         on_line: Called with each event, and with each line of a process's stderr.
-        restarts: Limits of the restarts of each role.
+        restarts: Limits on restarts of each role.
 
     Attributes:
         processes: The newest process of each role, by node id.
-        driver: Driver of the cluster, once it is running; deaths are also its events.
+        driver: Driver of the cluster, once it runs; deaths are also its events.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Supervisor:
             await process.ended.wait()
 
     async def release(self, node: str) -> None:
-        """End the process of a role in order, without a restart; kill it after `drain_s`."""
+        """End a role's process in order, without a restart; kill it after `drain_s`."""
         process = self.processes.pop(node)
         self._given_up.add(process)
         process.end()
@@ -256,7 +256,7 @@ class Supervisor:
         return process
 
     async def _supervise(self, spec: RoleSpec, process: RoleHandle) -> None:
-        """Wait for the end of a process, and restart its role; repeat until the role is not restarted."""
+        """Wait for the end of a process, and restart its role; repeat until it is not restarted."""
         role, node = spec.role, spec.node
         left, served = spec.restart.most, False
         while True:
@@ -296,7 +296,7 @@ class Supervisor:
             process = self._process(spec)
 
     def kill(self, node: str) -> None:
-        """Kill a role with SIGKILL; it counts as ended at once, and its limit of restarts begins anew."""
+        """Kill a role with SIGKILL; it counts as ended at once, and its restart count begins anew."""
         self._losses.note(self._map, node)
         self._asked.add(self.processes[node])
         self.processes[node].kill()
@@ -313,7 +313,8 @@ class Supervisor:
         return self._may_restart(role, node)
 
     def spares(self, node: str, *, frozen: Collection[str]) -> bool:
-        """Return whether the run and all stores go on while a role does not answer, and is not started again.
+        """Return whether the run and all stores continue while a role does not answer and is not started
+        again.
 
         Args:
             frozen: Roles that do not answer meanwhile.
@@ -328,7 +329,7 @@ class Supervisor:
         return left >= (self._config.partitions if role == "worker" else 1)
 
     def _last_death(self, spec: RoleSpec, how: str, refusal: str, *, exhausted: bool) -> RoleDied:
-        """Return the error of a role that is not restarted, and that the run needs."""
+        """Return the error of a role that is not restarted but that the run needs."""
         if refusal:
             return RoleFailed(spec.node, f"cannot train the run: {refusal}")
         if exhausted:
@@ -341,7 +342,7 @@ class Supervisor:
         return RoleDied(spec.node, how)
 
     def _refusal_of(self, node: str) -> str:
-        """Return the reason that a worker reported before its end, such as an error of the run's step.
+        """Return why a worker ended, as it reported, such as an error in the run's step.
 
         A restart would not remove the error.
         """
@@ -354,11 +355,11 @@ class Supervisor:
         """Return whether the run keeps its state without a role, so that the cluster can start it again."""
         if role == "ps" and self._config.copies_in_force > 1:
             return not self._losses.loss(self._map)
-        # The state of a controller of several is in its folder, even if all of them die.
+        # With several controllers, each one's state is in its folder, even if all of them die.
         return role in ("worker", "data") or (role == "controller" and len(self._controllers) > 1)
 
     def _others_suffice(self, node: str) -> bool:
-        """Return whether the run goes on without a controller or server that is not started again."""
+        """Return whether the run continues without a controller or server that is not started again."""
         if node.startswith("ps-"):
             return self._config.copies_in_force > 1 and self._losses.suffice(self._map)
         serving = [

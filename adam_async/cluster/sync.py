@@ -4,11 +4,11 @@
         cluster.train()
 
 The cluster runs on a thread with its own event loop, so it works in a program with a running loop, such as a
-notebook. The caller's thread only waits: a queue passes it each epoch and the outcome, so `on_epoch` runs in
+notebook. The caller's thread only waits: a queue passes it each epoch and the outcome. So `on_epoch` runs in
 the caller's thread and may plot, print or raise. The cluster's loop waits for the callback's answer, and
 awaits the coroutine of an async `on_epoch`.
 
-An interrupt (Ctrl-C) or an error of `on_epoch` cancels the training, waits until it has ended, and leaves the
+An interrupt (Ctrl-C) or an error in `on_epoch` cancels the training, waits until it has ended, and leaves the
 block, whose end closes the cluster and ends the thread. A second interrupt during this time ends the wait;
 the thread is a daemon, so it does not keep the program alive.
 """
@@ -54,7 +54,7 @@ def _settle(waiting: "asyncio.Future[object]", answer: object) -> None:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Read the newest whole checkpoint of a folder, or one checkpoint in it, with its weights.
+    """Read a folder's newest whole checkpoint, or one checkpoint in it, with its weights.
 
     Raises:
         CheckpointError: The folder has no whole checkpoint; the error names the damage of each checkpoint.
@@ -70,7 +70,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 class LocalCluster:
-    """All roles of a run, on a thread of their own.
+    """All roles of a run, on a separate thread.
 
     Args:
         loop_factory: Makes the thread's event loop. All other arguments are those of `local.LocalCluster`.
@@ -93,7 +93,7 @@ class LocalCluster:
         self._loop_factory = loop_factory
         self._thread: LoopThread | None = None
         self._running: Call[None]
-        """The cluster on the thread, from its start to its end."""
+        """The cluster on the thread, while it runs."""
         self._started = Future[None]()
         self._cluster: local.LocalCluster | None = None
         self._group: asyncio.TaskGroup | None = None

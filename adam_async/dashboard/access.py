@@ -1,7 +1,7 @@
-"""Pure: the visitors of a dashboard: its token, their sessions, and the hosts that a request may name.
+"""Pure: a dashboard's visitors: its token, their sessions, and the hosts that a request may name.
 
 A visitor exchanges the token for a session: a cookie that scripts cannot read, and a text that each operation
-repeats in a header. Another site can make a browser send the cookie at most, and not that text.
+repeats in a header. Another site can at most make a browser send the cookie, but not that text.
 """
 
 import hmac
@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from adam_async.errors import ConfigError
 
 MOST_SESSIONS = 64
-"""Maximum number of sessions; a further one ends the one that was used longest ago."""
+"""Maximum number of sessions; a further one ends the least recently used one."""
 
 SESSION_S = 12 * 3600.0
 """Time without a request after which a session ends, in seconds."""
@@ -58,7 +58,7 @@ class Access:
         self._host = host
         self._entropy = entropy
         self._sessions: dict[str, Session] = {}
-        """Sessions by their cookie, the one that was used longest ago first."""
+        """Sessions by cookie, the least recently used first."""
 
     def begin(self, token: str, now: float) -> str | None:
         """Return the cookie of a new session; None if the token is wrong. `now` is in seconds."""
@@ -71,7 +71,7 @@ class Access:
         return cookie
 
     def session(self, cookie: str, now: float) -> Session | None:
-        """Return the session of a cookie; None for an unknown or ended one."""
+        """Return a cookie's session; None for an unknown or ended one."""
         session = self._sessions.pop(cookie, None)
         if session is None or now > session.used_at + SESSION_S:
             return None
@@ -86,8 +86,8 @@ class Access:
     def names_host(self, header: str) -> bool:
         """Return whether the Host header of a request names this server.
 
-        A browser that was tricked by a changed entry of a name server sends that name. So only the host of
-        the option, localhost, and literal addresses count.
+        A browser that was tricked by a changed name server entry sends that name. So only the host of the
+        option, localhost, and literal addresses count.
         """
         host = header.rpartition(":")[0] if header.rpartition(":")[2].isdecimal() else header
         host = host.removeprefix("[").removesuffix("]").lower()

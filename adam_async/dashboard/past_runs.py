@@ -1,4 +1,4 @@
-"""The past runs of a folder: reports of `train --report`, and files of events of `train --events`.
+"""A folder's past runs: reports of `train --report`, and event files of `train --events`.
 
 A visitor names a run by its file, and only a name of the listed ones is read.
 """
@@ -28,7 +28,7 @@ MOST_RUNS = 1000
 """Maximum number of listed files, the newest ones."""
 
 MOST_FILE_BYTES = 256 << 20
-"""Maximum size of a file, in bytes; a file of events has a quarter of that."""
+"""Maximum size of a file, in bytes; for an event file, a quarter of it."""
 
 KEPT = 4
 """Number of runs in memory, those that visitors have asked for last."""
@@ -48,17 +48,17 @@ class PastRuns:
         self._folder = folder
         self._disk = disk
         self._read: dict[str, tuple[float, State]] = {}
-        """Times of the last changes of files, and their states."""
+        """Times at which files last changed, and their states."""
 
     async def names(self) -> list[str]:
         """Return the names of the files, the newest ones first. Raises OSError: the folder cannot be read."""
         return [*await self._disk.run(_listed, self._folder)]
 
     async def state(self, name: str) -> State | None:
-        """Return the state at the end of a run; None if the folder has no file of this name.
+        """Return the state at the end of a run; None if the folder has no file with this name.
 
         Raises:
-            ValueError: The file is neither a report of this version nor a file of events.
+            ValueError: The file is neither a report of this version nor an event file.
             OSError: The file cannot be read.
         """
         changed = (await self._disk.run(_listed, self._folder)).get(name)
@@ -75,7 +75,7 @@ class PastRuns:
 
 
 def _listed(folder: Path) -> dict[str, float]:
-    """Return the times of the last changes of the newest files by name, the newest first."""
+    """Return by name the times at which the newest files last changed, newest first."""
     dated = [
         (file.stat().st_mtime, file.name)
         for ending in ENDINGS
@@ -86,7 +86,7 @@ def _listed(folder: Path) -> dict[str, float]:
 
 
 def state_of(name: str, data: bytes) -> State:
-    """Return the state at the end of the run in a file. Raises ValueError: it is of neither form."""
+    """Return the state at the end of the run in a file. Raises ValueError: it has neither form."""
     state = State(name)
     for event in _events(data):
         state.take(event)
@@ -107,7 +107,7 @@ def _events(data: bytes) -> Iterator[AnyEvent]:
 
 
 def events_of(report: Report) -> Iterator[AnyEvent]:
-    """Yield the events of the run of a report, as far as the report has them."""
+    """Yield the events of a report's run, as far as the report has them."""
     yield RunBegins(
         run=report.model.name,
         driver="",

@@ -46,19 +46,19 @@ MOST_CLIENTS = 64
 """Maximum number of connections."""
 
 HEAD_S = 5.0
-"""Time of a connection for its request, in seconds."""
+"""Time in seconds that a connection has for its request."""
 
 CLIENT_S = 60.0
-"""Maximum duration of one connection, in seconds: the start of a role may take long."""
+"""Maximum duration of one connection, in seconds: starting a role may take long."""
 
 MOST_HEAD_BYTES = 16 << 10
-"""Maximum size of the head of a request, in bytes."""
+"""Maximum size of a request's head, in bytes."""
 
 MOST_BODY_BYTES = 4096
-"""Maximum size of the body of a request, in bytes."""
+"""Maximum size of a request's body, in bytes."""
 
 SAME_S = 0.9
-"""Time for which all visitors get the same bytes of a part, in seconds: many cost as little as one."""
+"""Time in seconds for which all visitors get the same bytes of a part: many cost as little as one."""
 
 FILES = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -116,7 +116,7 @@ class Dashboard:
         files: Contents of the page's files by path.
 
     Attributes:
-        cookie: Name of the cookie of a session; dashboards of one host have different ones.
+        cookie: Name of a session's cookie; dashboards on one host have different names.
     """
 
     def __init__(self, site: Site, access: Access, files: dict[str, bytes]) -> None:
@@ -266,7 +266,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _refuse_large(request: Request, error: Exception) -> Response:
-    """Answer a request with too large a body, or one that its visitor has cut off."""
+    """Answer a request whose body is too large, or was cut off by its visitor."""
     return _error(413, f"the body has more than {MOST_BODY_BYTES} bytes")
 
 

@@ -1,7 +1,7 @@
-"""Pure: the state of the page of one run, or of one cluster, folded from its events.
+"""Pure: the state of the page of one run or cluster, computed from its events.
 
-The memory is bounded: curves thin themselves (`Curve`), lists keep their newest entries, and the counts
-are those of the roles of the newest status.
+The memory is bounded: curves thin themselves (`Curve`), lists keep their newest entries, and the counts are
+those of the roles in the newest status.
 """
 
 import re
@@ -64,7 +64,7 @@ class Curve:
 
     @property
     def points(self) -> list[Point]:
-        """The kept points, and the newest one."""
+        """The kept points, and the newest point."""
         is_kept = self._newest is None or (self._seen - 1) % self._every == 0
         return [*self._kept] if is_kept or self._newest is None else [*self._kept, self._newest]
 
@@ -82,13 +82,13 @@ MOST_LINKS = 400
 """Maximum number of shown links, those with the most bytes per second."""
 
 RECENT_POINTS = 60
-"""Maximum number of points of the curve of one worker."""
+"""Maximum number of points in one worker's curve."""
 
 SMOOTHED = 0.5
-"""Share of the newest poll in a rate; a rate of one poll alone jumps."""
+"""Share of the newest poll in a rate; the rate of a single poll jumps."""
 
 RANGES = (0, 1, 2, 3, 4, 8, 16, 32, 64)
-"""Upper bounds of the ranges of staleness; the last range has none."""
+"""Upper bounds of the staleness ranges; the last range has none."""
 
 SUMMED = ("shards", "bytes", "refused", "duplicates", "waiting")
 """Numbers of a store that are sums over its servers."""
@@ -113,7 +113,7 @@ class _Role:
         self.recent = Curve(RECENT_POINTS)
 
     def take(self, counts: Counts, at: float, images: int) -> None:
-        """Take the counts of a poll. `images` is the number of images of a group."""
+        """Take the counts of a poll. `images` is the number of images in a group."""
         before = self.counts
         sent: dict[str, int] = {}
         for row in counts.sent:
@@ -140,7 +140,7 @@ def _smooth(before: float, now: float) -> float:
 
 
 class State:
-    """The page of one run, or of a cluster. `take` gets each event, in the order of their times.
+    """The page of one run or cluster. `take` gets each event, in time order.
 
     Args:
         title: Title until a run begins.
@@ -166,7 +166,7 @@ class State:
         """Images and seconds of training so far."""
         self._is_sampled = False
         self._pushes = (0, 0.0)
-        """Number of pushes at the newest poll, and the sum of their staleness."""
+        """Number of pushes at the newest poll, and their summed staleness."""
         self._loss, self._accuracy, self._rate, self._staleness = Curve(), Curve(), Curve(), Curve()
         self._open: dict[tuple[str, str], dict[str, Any]] = {}
         self._over: deque[dict[str, Any]] = deque(maxlen=MOST_INCIDENTS)
@@ -292,7 +292,7 @@ class State:
         return shown(msgspec.json.encode(self._now() if part == "now" else self._curves()).decode()).encode()
 
     def _now(self) -> dict[str, Any]:
-        """Return the state of the moment; status and incidents have the names of their records."""
+        """Return the present state; status and incidents have the names of their records."""
         status = self._status
         servers = self._servers()
         over = list(self._over)[max(len(self._over) + len(self._open) - MOST_INCIDENTS, 0) :]
@@ -342,7 +342,7 @@ class State:
         return sorted(found, key=lambda each: -each[3])[:MOST_LINKS]
 
     def _worker(self, node: str, state: str, lag: int | None) -> dict[str, Any]:
-        """Return the work of a worker: rates and shares of its time are of the last polls."""
+        """Return a worker's work: rates and shares of its time come from the last polls."""
         role = self._roles.get(node, _Role())
         replica = state.removeprefix("replica ").partition(" ")[0]
         staleness = add_up(
@@ -401,7 +401,7 @@ def shown(text: str) -> str:
 
 
 def ranges_of(histogram: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the number of pushes in each range of staleness."""
+    """Return the number of pushes in each staleness range."""
     found: dict[str, int] = {}
     for text, pushes in histogram.items():
         at = next((n for n, most in enumerate(RANGES) if int(text) <= most), len(RANGES))

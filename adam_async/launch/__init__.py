@@ -1,9 +1,9 @@
 """Engines that start roles on other machines: SSH, torchrun, Slurm, Ray and Kubernetes.
 
 A launcher receives a `RoleSpec` from the room `cluster`, starts the role on another machine, and reports its
-address, its lines and its end. The supervisor of the cluster, not the launcher, decides about restarts.
-torchrun, Slurm and Kubernetes start the roles themselves: this room reads the roles of a process from its
-environment, and writes the script of a Slurm job. The manifests of Kubernetes are a chart (`deploy/chart`).
+address, its lines and its end. The cluster's supervisor, not the launcher, decides about restarts. torchrun,
+Slurm and Kubernetes start the roles themselves: this room reads a process's roles from its environment, and
+writes a Slurm job's script. The manifests of Kubernetes are a chart (`deploy/chart`).
 
     settings.py                  the interface: a description with the options of `launch NAME`, and `train`
 

@@ -1,11 +1,11 @@
-"""Pure: the roles of a process of a batch job, from the variables that its engine sets.
+"""Pure: the roles of a process in a batch job, from the variables that its engine sets.
 
 Sources, in this order: `ADAM_ROLE`, which names one role; else the rank of the process, in the variables of
 torchrun, Open MPI, PMI or Slurm; else the name of a Kubernetes pod, such as ``adam-ps-2``.
 
 Ranks get the roles of the cluster in turn: controllers, servers, data servers, workers. With fewer ranks than
 roles, a rank has several roles. Extra ranks have additional workers. Controllers are in the first ranks, so
-their addresses follow from the hosts of these ranks, as far as the variables name them.
+their addresses follow from these ranks' hosts, as far as the variables name them.
 
 The roles of a pod listen on `POD_IP`, because the name of a pod may not resolve before the pod runs.
 """
@@ -34,13 +34,13 @@ RANKS = (
 """Variables with rank and number of ranks: torchrun, Open MPI, PMI, Slurm. Inner engines come first."""
 
 NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-"""Variables of Slurm with the nodes of a step, whose ranks the processes are, and of its whole job."""
+"""Slurm variables with the nodes of a step, whose ranks the processes are, and of its whole job."""
 
 SHARES = {"RANK": "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_SIZE"}
 """Variables with the number of ranks that share a machine, by the variable with the rank."""
 
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-"""Variables with the number of restarts of a job."""
+"""Variables with a job's number of restarts."""
 
 PORT = 7070
 """Port of the controller if no variable distinguishes the job from others on its host."""
@@ -56,7 +56,7 @@ _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Numbers of the roles of a cluster."""
+    """Numbers of a cluster's roles."""
 
     controllers: int
     servers: int
@@ -87,7 +87,7 @@ class Assignment:
 
     Attributes:
         roles: Role and node id of each.
-        controllers: Addresses of all controllers, in the order of their node ids.
+        controllers: Addresses of all controllers, by node id.
         pod: Address to listen on in a pod, with port `PORT`; empty elsewhere.
         rank: Rank of the process; -1 if its roles do not follow from a rank.
     """
@@ -135,12 +135,12 @@ def assigned_roles(environment: Mapping[str, str], layout: Layout) -> Assignment
 
 
 def rank_variable(environment: Mapping[str, str]) -> str:
-    """Return the variable with the rank of this process; empty without one."""
+    """Return the variable with this process's rank; empty without one."""
     return next((variable for variable, _ in RANKS if variable in environment), "")
 
 
 def cores_of_rank(environment: Mapping[str, str], cores: int) -> int:
-    """Return the number of cores for the roles of this process: its share of the cores of its machine.
+    """Return the number of cores for this process's roles: its share of its machine's cores.
 
     Raises:
         ConfigError: A variable has no whole number.
@@ -172,7 +172,7 @@ def _named(role: str, node: str, layout: Layout) -> tuple[str, str]:
 
 
 def roles_of_rank(rank: int, ranks: int, layout: Layout) -> tuple[tuple[str, str], ...]:
-    """Return role and node id of each role of a rank."""
+    """Return role and node id of each role in a rank."""
     nodes = layout.nodes()
     more = range(layout.workers, layout.workers + max(0, ranks - len(nodes)))
     nodes += [("worker", f"worker-{number}") for number in more]
@@ -198,7 +198,7 @@ def _role_of_pod(pod: str, layout: Layout) -> tuple[str, str]:
 
 
 def _controllers(environment: Mapping[str, str], engine: str, ranks: int, layout: Layout) -> tuple[str, ...]:
-    """Return the addresses of the controllers: those of ADAM_CONTROLLER, or on the hosts of their ranks."""
+    """Return the controllers' addresses: those of ADAM_CONTROLLER, or on the hosts of their ranks."""
     if named := environment.get("ADAM_CONTROLLER", ""):
         return tuple(check_addresses(named, "ADAM_CONTROLLER").split(","))
     if engine == "RANK" and environment.get("MASTER_ADDR"):
@@ -220,11 +220,12 @@ def _controllers(environment: Mapping[str, str], engine: str, ranks: int, layout
 
 
 def _addresses(hosts: Sequence[str], ranks: int, layout: Layout, port: int, variable: str) -> tuple[str, ...]:
-    """Return addresses of the controllers; only the first one if the hosts of the others are unknown.
+    """Return the controllers' addresses; only the first one if the other controllers' hosts are unknown.
 
     Args:
-        hosts: Hosts of the ranks, in their order; with one rank for each host, of all ranks.
-        port: Port of the first controller. Each further one has the next port, because it may share the host.
+        hosts: Hosts of the ranks, in order; of all ranks, if each host has one rank.
+        port: Port of the first controller. Each further controller has the next port, because it may share
+            the host.
         variable: Origin of the hosts, for errors.
     """
     count = layout.controllers if len(hosts) == ranks else 1
@@ -249,7 +250,7 @@ def address_at(host: str, port: int) -> str:
 
 
 def _hosts_in(names: str, variable: str) -> list[str]:
-    """Return the hosts of a list of Slurm, such as ``node[01-03,07],other`` or ``r[0-3]n[0-7]``."""
+    """Return the hosts in a Slurm list, such as ``node[01-03,07],other`` or ``r[0-3]n[0-7]``."""
     if not _HOSTS.fullmatch(names):
         raise ConfigError(
             f"{variable}={names[:80]} is no list of hosts; set ADAM_CONTROLLER=tcp://HOST:{PORT}"

@@ -32,12 +32,12 @@ ROLES = ("controller", "data", "ps", "worker")
 """Roles that a host may have; the driver is the launching process."""
 
 PORTS = range(20000, 30000)
-"""Range of the random ports of several controllers, which need each other's addresses before they listen."""
+"""Range of several controllers' random ports: they need each other's addresses before they listen."""
 HEAVY = ("ps", "worker")
 """Roles that need cores and memory."""
 
 MOST_HOSTS = 1000
-"""Maximum number of hosts of a file."""
+"""Maximum number of hosts in a file."""
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     name: str
     """Name or address that the launching machine dials, as in ``ssh NAME``."""
     address: str = ""
-    """Address on which the roles of the host listen, and which other roles dial; empty: `name`."""
+    """Address on which the host's roles listen, and which other roles dial; empty: `name`."""
     copies: str = ""
     """Address on which the host's parameter servers listen for each other; empty: `address`."""
     control: str = ""
@@ -63,7 +63,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Words that run `adam-async` on the host."""
 
     def listens_on(self, port: int, role: str = "") -> str:
-        """Return the address of a role of the host."""
+        """Return the address of a role on the host."""
         own = self.control if role == "controller" else ""
         return format_tcp_address(own or self.address or self.name, port)
 
@@ -226,7 +226,7 @@ class Placement:
 
 
 def roles_by_host(config: Config, hosts: Sequence[Host], *, data_servers: int) -> Mapping[str, list[str]]:
-    """Return the roles of the processes on each host, by its name, as placed at the start of a launch."""
+    """By host name, return the roles of each host's processes, as placed at the start of a launch."""
     placement = Placement(hosts)
     found: dict[str, list[str]] = {host.name: [] for host in hosts}
     nodes = [("controller", node) for node in controller_names(config.controllers)]

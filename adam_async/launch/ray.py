@@ -1,11 +1,11 @@
 """Roles as actors of a Ray cluster: `RayLauncher` as a launcher, `RayCluster` as a cluster of a program.
 
-Ray places the actors: each kind of role but controllers has a placement group, and each role a bundle of it.
-An actor runs the command of its role as a child process (`launch/ray_actor.py`). Ray never restarts an actor,
-because only the supervisor of the cluster knows whether a role may come back
+Ray places the actors: each kind of role except controllers has a placement group, and each role a bundle in
+it. An actor runs the command of its role as a child process (`launch/ray_actor.py`). Ray never restarts an
+actor, because only the cluster's supervisor knows whether a role may come back
 (docs/decisions/0036-roles-as-ray-actors.md). A restarted role is a new actor in the same bundle. Ray moves
-the bundles of a lost node to other nodes as soon as these have room. A role of the lost node waits for that
-room, and the run continues without the role if possible.
+the bundles of a lost node to other nodes as soon as these have room. A lost node's role waits for that room,
+and the run continues without the role if possible.
 
 The actors end with the launching process: Ray kills the actors of an ended driver.
 
@@ -58,19 +58,19 @@ from adam_async.runtime.role_handle import CUT_OFF, RemoteRole
 from transport import Identity, Network
 
 OLDEST = (2, 60)
-"""Oldest version of Ray that the tests of this package use."""
+"""Oldest version of Ray that this package's tests use."""
 
 CONNECT_S = 20.0
 """Deadline of an attempt to join a Ray cluster, in seconds."""
 
 START_S = 60.0
-"""Deadline of the start or the end of a Ray cluster of this process, in seconds."""
+"""Deadline in seconds for starting or ending this process's Ray cluster."""
 
 CALL_S = 30.0
 """Deadline of a call to the head node of Ray, in seconds."""
 
 STORE_BYTES = 80 << 20
-"""Memory for objects of a Ray cluster of this process, in bytes: near Ray's minimum, because the roles put no
+"""Memory in bytes for objects of this process's Ray cluster: near Ray's minimum, because the roles put no
 objects there."""
 
 
@@ -82,7 +82,7 @@ class RayConnection:
 
     Args:
         address: See `RaySettings.address`.
-        entropy: Random bytes for the token of a cluster of its own.
+        entropy: Random bytes for the token of its own cluster.
 
     Raises:
         ConfigError: Ray is missing or too old, the cluster refuses this process, or the program has joined
@@ -122,7 +122,7 @@ class RayConnection:
         """Call a blocking function of Ray on the thread, and return its result.
 
         Raises:
-            DeadlineExceeded: The call took too long; it goes on, and further calls wait for it.
+            DeadlineExceeded: The call took too long; it continues, and further calls wait for it.
         """
         loop = asyncio.get_running_loop()
         async with Within(timeout_s, what):
@@ -238,17 +238,16 @@ def refusal_text(address: str, why: str) -> str:
 logger = logging.getLogger(__name__)
 
 CHECK_S = 60.0
-"""Deadline of the check of a node's package, in seconds; the node may have to start a process for the
-check."""
+"""Deadline in seconds for checking a node's package; the node may have to start a process for the check."""
 
 POLL_S = 1
-"""Maximum wait of one call of Ray until a placement group has room, in whole seconds."""
+"""Maximum wait, in whole seconds, of one Ray call until a placement group has room."""
 
 PENDING_S = 15.0
-"""Time after which a notice names a role that waits for a node, in seconds."""
+"""Time in seconds after which a notice names a role that waits for a node."""
 
 STATE = f"{CACHE}/launch"
-"""Folder for the state of controllers, on their nodes."""
+"""Folder for the controllers' state, on their nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -446,7 +445,7 @@ class RayLauncher:
             return await call.remote(*arguments)
 
     async def _place(self, role: str, count: int, ask: dict[str, float]) -> list[str]:
-        """Make the placement group of a kind of role, and return the node of each bundle.
+        """Make a role kind's placement group, and return the node of each bundle.
 
         Raises:
             ConfigError: Ray refuses the resources.
@@ -485,7 +484,7 @@ async def train(settings: RaySettings, training: Training) -> int:
 
 
 class RayRole(RemoteRole):
-    """One process of a role, the child of an actor of its own."""
+    """One process of a role, the child of a separate actor."""
 
     def __init__(self, launcher: RayLauncher, spec: RoleSpec, on_line: Callable[[str], None]) -> None:
         super().__init__(spec.node, on_line)
@@ -563,7 +562,7 @@ def _ray_error() -> type[Exception]:
 
 
 class RayCluster(ProcessCluster):
-    """A `ProcessCluster` with its roles as actors of Ray; the driver is in this process.
+    """A `ProcessCluster` whose roles are Ray actors; the driver is in this process.
 
         async with RayCluster(Config(servers=2, replicas=4, data="mnist")) as cluster:
             result = await cluster.train()

@@ -21,8 +21,8 @@ CACHE = "~/.cache/adam-async"
 """Beginning of a path that stands for the user's cache of the actor's node."""
 
 NODE_ADDRESS = "tcp://RAY-NODE:0"
-"""Word of a command that stands for the address of the actor's node, with any free port. The launcher does
-not know that address."""
+"""Word in a command that is replaced by the address of the actor's node, with any free port. The launcher
+does not know that address."""
 
 MOST_EVENTS = 1000
 """Maximum number of events that wait for the launching process; further lines of the role are left out."""
@@ -48,7 +48,7 @@ class RoleActor:
         Args:
             node: Node id of the role.
             words: Arguments; `NODE_ADDRESS` and `CACHE` mean the address and the user's cache of this node.
-            orders: First line on the stdin of the child.
+            orders: First line on the child's stdin.
             environment: Variables in addition to those of this node.
             package: Version of the package in the launching process.
         """
@@ -91,7 +91,7 @@ class RoleActor:
             self._events.put_nowait(("address", await child.address))
 
     def _forward(self, line: str) -> None:
-        """Forward a line; leave it out if the launching process does not read as fast as the role writes."""
+        """Forward a line; leave it out if the launching process reads more slowly than the role writes."""
         sys.stderr.write(f"{line}\n")
         if self._events.qsize() >= MOST_EVENTS:
             self._left_out += 1
@@ -103,7 +103,7 @@ class RoleActor:
 
 
 def own_node() -> tuple[str, str]:
-    """Return the address for roles of this node, and the name of its host."""
+    """Return the address for this node's roles, and its host's name."""
     import ray
 
     own = ray.get_runtime_context().get_node_id()

@@ -1,4 +1,4 @@
-"""Pure: the resources that the roles of a run ask of Ray, and the description of the launcher.
+"""Pure: the resources that a run's roles ask of Ray, and the launcher's description.
 
 Every parameter server, data server and worker is an actor in a bundle of a placement group, one group for
 each kind of role. Controllers stay on their nodes, and by default ask for no CPU.
@@ -39,7 +39,7 @@ def check_ask(role: str, name: str, amount: float) -> None:
 
 
 def read_asks(texts: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Read texts such as ``worker:CPU=4`` or ``ps:memory=2e9``, one for each resource of a kind of role.
+    """Read texts such as ``worker:CPU=4`` or ``ps:memory=2e9``, one per resource of a kind of role.
 
     Raises:
         ConfigError: A text has another form, or a wrong role or amount.
@@ -148,12 +148,12 @@ def without(cpus: Iterable[float], taken: Iterable[float]) -> list[float]:
 
 
 def full_ask(asks: Mapping[str, Ask], role: str, cpus: float) -> dict[str, float]:
-    """Return the resources of a role, with a number of CPUs unless the settings have one."""
+    """Return a role's resources, with a number of CPUs unless the settings have one."""
     return {"CPU": cpus, **asks.get(role, {})}
 
 
 def with_memory(ask: Ask, memory_bytes: int) -> dict[str, float]:
-    """Return resources, with the memory of the options (0: none) added if the resources name no memory."""
+    """Return resources, with the options' memory (0: none) added if the resources name no memory."""
     return {**({"memory": memory_bytes} if memory_bytes else {}), **ask}
 
 

@@ -1,8 +1,8 @@
 """The interface of launchers to the command line: `adam-async launch NAME`.
 
-A launcher has a description and a function. The description is a struct derived from `LauncherSettings`; its
-fields are the options of the command, with types, bounds and texts, as those of `run.config.Config` are. The
-function `train` of the launcher's file trains with the description:
+A launcher has a description and a function. The description is a struct derived from `LauncherSettings`. Its
+fields are the command's options, with types, bounds and texts like those of `run.config.Config`. The function
+`train` of the launcher's file trains with the description:
 
     class PodmanSettings(LauncherSettings, frozen=True, kw_only=True):
         \"\"\"Train with the roles as containers of Podman.
@@ -45,7 +45,7 @@ class Typed:
         name: Field of the command line, with underscores.
         kind: Type there; a number of seconds is a time with its unit, such as 60s.
         default: Default there.
-        read: Makes the value of the field from that of the command line. Raises ConfigError.
+        read: Makes the field's value from the command line's. Raises ConfigError.
         shown: Default in the help; empty for none.
     """
 
@@ -93,7 +93,7 @@ class Training(Protocol):
 
     @property
     def checkpoints(self) -> Path | None:
-        """Folder for the checkpoints of the run; None without checkpoints."""
+        """Folder for the run's checkpoints; None without checkpoints."""
 
     async def config(self, command: str) -> Config:
         """Return the options of the run, for a command whose ranks may start again.
@@ -106,7 +106,7 @@ class Training(Protocol):
         """Train with the roles on the machines of a launcher; return the exit code."""
 
     async def in_rank(self, environment: Mapping[str, str]) -> int:
-        """Run the roles of this rank of a job, by these variables, and in rank 0 the driver.
+        """Run the roles of this rank of a job, according to these variables, and in rank 0 the driver.
 
         Returns:
             The exit code.

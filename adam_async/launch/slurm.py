@@ -1,8 +1,8 @@
 """A job of Slurm: its script, its memory, and `sbatch`.
 
 The script runs one rank on each node, `adam-async launch slurm --here`. It draws a token, which `srun` passes
-on in the variables of the ranks. After the end at the time limit, the script returns the job into the queue
-if the run has a new checkpoint, from which the next start continues.
+on in the ranks' variables. After the end at the time limit, the script returns the job to the queue if the
+run has a new checkpoint, from which the next start continues.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ ANSWER_S = 60.0
 """Deadline of the answer of `sbatch`, in seconds."""
 
 SIGNAL_S = 120
-"""Time before the time limit of a job at which Slurm sends SIGTERM to the ranks, in seconds; the driver must
-write its last checkpoint before the limit."""
+"""Time in seconds before a job's time limit at which Slurm sends SIGTERM to the ranks; the driver must write
+its last checkpoint before the limit."""
 
 RANK_BYTES = 256 << 20
-"""Memory of the process of a rank beside its roles and the driver, in bytes."""
+"""Memory in bytes of a rank's process in addition to its roles and the driver."""
 
 STOPPED = 143
 """Exit code of a run that SIGTERM has stopped."""
@@ -67,10 +67,10 @@ class SlurmSettings(LauncherSettings, frozen=True, kw_only=True):
 
 
 async def train(settings: SlurmSettings, training: Training) -> int:
-    """Print the script of a job, or submit it; or train in this rank of a job.
+    """Print a job's script, or submit it; or train in this rank of a job.
 
     Raises:
-        ConfigError: This process is no rank of a job, or Slurm refuses the job.
+        ConfigError: This process is not a rank of a job, or Slurm refuses the job.
     """
     if settings.here:
         check_rank(training.environment)
@@ -104,7 +104,7 @@ def job_script(
 
     Args:
         job: Size and name of the job; an empty text leaves the choice to Slurm.
-        memory_bytes: Memory of each node, in bytes; 0: the default of Slurm.
+        memory_bytes: Memory of each node, in bytes; 0: Slurm's default.
         program: Words that run `adam-async`.
         words: Words of the command after these.
         checkpoint: Folder of the run's checkpoints; empty without one.
@@ -150,7 +150,7 @@ def job_script(
 
 
 def memory_of_node(config: Config, nodes: int) -> int:
-    """Return the memory of each node of a job with one rank per node, in bytes; 0 if the options name none.
+    """Return the memory in bytes of each node of a job with one rank per node; 0 if the options name none.
 
     Raises:
         ConfigError: The options name the memory of some roles only.
@@ -165,7 +165,7 @@ def memory_of_node(config: Config, nodes: int) -> int:
             f"memory has no size for {', '.join(missing)}, and a job asks for the sum of all roles: add "
             f"{' '.join(f'--memory {role}=SIZE' for role in missing)}, or leave memory out"
         )
-    # Each rank from the number of roles on has one further worker.
+    # From the number of roles on, each rank has one further worker.
     ranks = range(min(nodes, len(layout.nodes()) + 1))
     asked = (asked_bytes(memory, (role for role, _ in roles_of_rank(rank, nodes, layout))) for rank in ranks)
     first, *others = asked

@@ -1,18 +1,18 @@
 """Roles on other hosts over SSH, as a launcher: `async with SshLauncher(hosts) as launcher`.
 
-Each role is a command in a session of its own connection. Its orders, with its keys, are the first line on
+Each role is a command in a session with its own connection. Its orders, with its keys, are the first line on
 its stdin, which then stays open. The role ends when its stdin closes (see `cluster/parent_pipe.py`). The SSH
 server closes the stdin at the end of the connection, and so after any end of the launching process. The end
 of the connection also ends the session's process on the host, and on Linux the kernel then kills the role.
 
 A role whose connection breaks starts again on another host that may have it (see `launch/hosts.py`), unless
-it is one of several controllers. asyncssh, of the extra `ssh`, checks the key of each host.
+it is one of several controllers. asyncssh, of the extra `ssh`, checks each host's key.
 
-A launch records the folders that controllers use on hosts, so that another one removes those of a killed
-launch. The record of a launch is a file on the launching machine. Its name is the name of the state folder,
+A launch records the folders that controllers use on hosts, so that another launch removes those of a killed
+one. The record of a launch is a file on the launching machine. The record's name is the state folder's name,
 and its lines are the hosts that may have the folder. The launch holds the file's lock until it ends, and the
-operating system releases the lock of a killed process. So no controller needs the folder of a record with a
-free lock.
+operating system releases a killed process's lock. So if a record's lock is free, no controller needs the
+folder.
 """
 
 import asyncio
@@ -124,7 +124,7 @@ def _text(hosts: Sequence[str]) -> bytes:
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 15.0
-"""Deadline of a connection to a host with its login, in seconds."""
+"""Deadline in seconds of a connection to a host, including the login."""
 
 CHECK_S = 60.0
 """Deadline of `adam-async --version` on a host, in seconds."""
@@ -133,7 +133,7 @@ START_S = 15.0
 """Deadline for the start of a role's command on a host with an open connection, in seconds."""
 
 REMOVE_S = 15.0
-"""Deadline for the removal of a state folder on one host, in seconds."""
+"""Deadline in seconds for removing a state folder on one host."""
 
 KEEPALIVE_S = 5.0
 """Seconds between two keepalive requests to a silent host; three without an answer end the connection."""
@@ -153,7 +153,7 @@ SIZES = "getconf _NPROCESSORS_ONLN && (getconf _PHYS_PAGES || echo 0) && getconf
 in bytes."""
 
 STATE = ".cache/adam-async/launch"
-"""Folder for the state of controllers, in the home folder of the login."""
+"""Folder for the controllers' state, in the home folder of the login."""
 
 
 class SshLauncher:
@@ -180,7 +180,7 @@ class SshLauncher:
         self.placement = Placement(hosts.hosts)
         self.cores: dict[str, int] = {}
         self.memory: dict[str, int] = {}
-        """Memory of each host in bytes; 0 if its system does not report the memory."""
+        """Memory of each host in bytes; 0 if its system does not report it."""
         self._entropy = entropy
         self._logins = asyncio.Semaphore(CONNECTING)
 
@@ -219,7 +219,7 @@ class SshLauncher:
 
     @asynccontextmanager
     async def state_folder(self, name: str) -> AsyncIterator[str]:
-        """Yield the folder with the state of the controllers on their hosts, and remove it at the end.
+        """Yield the folder with the controllers' state on their hosts, and remove it at the end.
 
         The block also removes folders of earlier launches that were killed, or whose hosts did not answer. A
         host that does not answer keeps its folder until the next launch.
@@ -343,7 +343,7 @@ class SshLauncher:
         return [host for host, removal in removals.items() if not removal.result()]
 
     async def _remove_from(self, host: Host, name: str) -> bool:
-        """Remove a state folder from one host; return whether the host has it no more."""
+        """Remove a state folder from one host; return whether it is gone."""
         folder, action = f"{STATE}/{name}", "remove the state of controllers"
         try:
             async with self.connected(host) as connection, self.answering(host, action, within_s=REMOVE_S):
@@ -366,7 +366,7 @@ async def train(settings: SshSettings, training: Training) -> int:
 
 
 class SshRole(RemoteRole):
-    """One process of a role on a host, in a session of its own connection."""
+    """One process of a role on a host, in a session with its own connection."""
 
     def __init__(
         self, launcher: SshLauncher, host: Host, spec: RoleSpec, on_line: Callable[[str], None]

@@ -1,8 +1,8 @@
 """L-BFGS on a store: vectors and history stay on the servers, and a coordinator holds numbers only.
 
 `optimizer.py` makes the moves of a `Minimiser` (`minimiser.py`): sums of vectors, inner products, and
-evaluations of the gradient. An evaluation is cut into pieces, which the `Dealer` deals out to the workers;
-each worker pushes its gradients into a vector of the store when their turn comes.
+evaluations of the gradient. An evaluation is cut into pieces, which the `Dealer` deals out to the workers.
+Each worker pushes its gradients into a vector of the store when its turn comes.
 
     optimizer.py        start here: `LBFGS`, with `minimise` for the coordinator and `assist` for workers in
                         other processes; the record, with which another coordinator goes on

@@ -1,6 +1,6 @@
-"""Pure: the pieces of one evaluation: who computes them, and whose turn it is to push.
+"""Pure: the pieces of one evaluation: which worker computes each piece, and which may push now.
 
-A free worker gets the next piece. When no piece is left, or the worker keeps as many gradients as it may, it
+A free worker gets the next piece. When no piece is left, or a worker keeps as many gradients as it may, it
 gets the oldest piece that another worker still computes (a *backup*, "Large Scale Distributed Deep Networks",
 4.2); the first result counts.
 
@@ -37,14 +37,14 @@ class Deal:
         self._dealt = 0
         """Number of pieces that were dealt at least once."""
         self._computing: dict[int, list[Worker]] = {}
-        """Workers that compute each piece that is dealt and not counted."""
+        """Workers that compute each piece that is dealt but not counted."""
         self._gradients: dict[int, list[Worker]] = {}
         """Workers that keep the gradient of each such piece, the first one first."""
         self._losses: dict[int, float] = {}
         self._turn: tuple[Worker, int] | None = None
         """Worker that pushes now, and one past its last piece."""
         self._given: dict[Worker, int] = {}
-        """One past the last piece of each worker's turn, also of a lost one, until the worker has pushed."""
+        """One past the last piece of each worker's turn, even a lost one's, until the worker has pushed."""
 
     @property
     def is_over(self) -> bool:
@@ -58,7 +58,7 @@ class Deal:
 
     @property
     def value(self) -> float:
-        """Sum of the losses of all pieces, rounded once; NaN or an infinity if one of them is none."""
+        """Sum of all pieces' losses, rounded once; NaN or an infinity if a loss is not finite."""
         losses = self._losses.values()
         try:
             return fsum(losses)
@@ -110,7 +110,7 @@ class Deal:
         self._losses.setdefault(piece, loss)
 
     def turn(self, worker: Worker) -> range:
-        """Return the pieces that a worker has to push now, in this order; usually none."""
+        """Return the pieces that a worker must push now, in this order; usually none."""
         stop = self.counted
         if self._turn is None:
             while worker in self._gradients.get(stop, ()):

@@ -1,8 +1,8 @@
 """The coordinator's side of the workers: their questions wait here until the deal has an answer.
 
-Workers of this process ask directly, and those of other processes over links (`messages/peers.py`). A worker
-has at most two open questions: for a piece to compute, and for its turn to push. The end of its link, or of
-its task, gives its pieces to others.
+Workers in this process ask directly, workers in other processes over links (`messages/peers.py`). A worker
+has at most two open questions: for a piece to compute, and for its turn to push. When its link or task ends,
+others get its pieces.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from transport import Link, ProtocolError, Request
 logger = logging.getLogger(__name__)
 
 PIECE_S = 3600.0
-"""Time in which at least one worker has to compute a piece, in seconds. A gradient may take long, and a
-function that never returns has to end the evaluation."""
+"""Time in seconds in which at least one worker must compute a piece. A gradient may take long, and a function
+that never returns has to end the evaluation."""
 
 
 class Dealer:
     """Deals out the pieces of one evaluation after the other, each of consecutive batches.
 
     Fails without a worker for `join_s` seconds, and without a gradient for `PIECE_S`. A worker that holds its
-    turn for `turn_s` loses it to another one; without another one the evaluation fails.
+    turn for `turn_s` loses it to another worker; if there is none, the evaluation fails.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Dealer:
         count = min(pieces, batches)
         self._cuts = [piece * batches // count for piece in range(count + 1)]
         """First batch of each piece, and the number of batches. It does not depend on the workers, so neither
-        do the bits of the sum of a piece."""
+        do the bits of a piece's sum."""
         self._piece_at = {batch: piece for piece, batch in enumerate(self._cuts)}
         self._backups = backups
         self._join_s = join_s
@@ -50,7 +50,7 @@ class Dealer:
         """Number of pieces that were dealt in all ended evaluations, with repetitions."""
 
     async def evaluate(self, number: int, pieces: int = 0) -> float:
-        """Let the workers push the gradients of all pieces, or of the first ones; return the value.
+        """Make the workers push the gradients of all pieces, or of the first ones; return the value.
 
         The number of the evaluation is above all earlier ones of the store. Raises DeadlineExceeded.
         """
@@ -85,7 +85,7 @@ class Dealer:
         return deal.value
 
     def ask(self, worker: Worker, asked: AskPieces, answer: Callable[[Pieces], None]) -> None:
-        """Take a question with the result before it; `answer` is called now or later, once."""
+        """Take a question with the previous result; call `answer` once, now or later."""
         if not self._workers:
             self._moved.set()
         self._workers.add(worker)
@@ -101,7 +101,7 @@ class Dealer:
         self._serve()
 
     async def answer(self, worker: Worker, asked: AskPieces) -> Pieces:
-        """Take a question of a worker of this process, and return the answer."""
+        """Take a question from a worker of this process, and return the answer."""
         answer: asyncio.Future[Pieces] = asyncio.get_running_loop().create_future()
         # A worker that fails ends the others, whose questions stay open until they are lost.
         self.ask(worker, asked, lambda pieces: None if answer.done() else answer.set_result(pieces))
@@ -135,7 +135,7 @@ class Dealer:
             self._moved.set()
 
     async def serve_link(self, link: Link) -> None:
-        """Serve a worker of another process until its link ends."""
+        """Serve a worker in another process until its link ends."""
         link.serve(self._take, receives=False)
         try:
             await link.wait_closed()

@@ -1,4 +1,4 @@
-"""Pure: the loss of a network, or of a step of the user, as the objective of an L-BFGS.
+"""Pure: the loss of a network, or of a user's step, as the objective of an L-BFGS.
 
 network = Network(named_model("mlp"), np.float64)
 loss = ImageLoss(network, images, labels, batch=64)
@@ -24,7 +24,7 @@ _RANDOM = (
 
 
 class ImageLoss:
-    """The mean loss over images, as a function of one batch of them: its part of the mean, and its gradient.
+    """The mean loss over images as a function of one batch: the batch's part of the mean, and its gradient.
 
     Several threads may call the object at once.
 
@@ -39,7 +39,7 @@ class ImageLoss:
         batches: The images in batches.
 
     Raises:
-        ConfigError: A layer or the step draws random numbers, so that the loss is no function of the values;
+        ConfigError: A layer or the step draws random numbers, so the loss does not depend only on the values;
             or a layer is frozen; or there are no images; or the step does not take them.
     """
 
@@ -74,7 +74,7 @@ class ImageLoss:
     def __call__(
         self, values: Mapping[str, NDArray[Any]], batch: Batch
     ) -> tuple[float, dict[str, NDArray[Any]]]:
-        """Return the loss of a batch and its gradient, both as shares of the mean over all images."""
+        """Return a batch's loss and gradient, both as shares of the mean over all images."""
         model: Trainable = self.model
         try:
             context = self._contexts.pop()

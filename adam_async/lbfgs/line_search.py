@@ -15,16 +15,16 @@ DECREASE, CURVATURE = 1e-4, 0.9
 """The constants c1 and c2 of the Wolfe conditions, without a unit."""
 
 MOST_TRIES = 24
-"""Maximum number of evaluations of one line search."""
+"""Maximum number of evaluations in one line search."""
 
 MARGIN = 0.1
 """Least distance of an interpolated step from both ends of its interval, as a share of the interval."""
 
 ROUNDING = 2.0**-50
-"""Largest change of a value that may be its rounding alone, as a share of the value."""
+"""Largest change of a value that may be rounding alone, as a share of the value."""
 
 Verdict = Literal["evaluate", "accept", "fail"]
-"""Outcome of an evaluation: another one at `LineSearch.step`, or the end of the search."""
+"""Outcome of an evaluation: evaluate again at `LineSearch.step`, or end the search."""
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class LineSearch(msgspec.Struct, kw_only=True):
         start: The point where the search begins; its step is 0, and its slope negative.
         step: The step to evaluate next.
         low: The end of the interval with the lower value; before there is an interval, the last trial.
-        high: The other end; None before there is an interval.
+        high: The other end; None until there is an interval.
         tries: Number of evaluations so far.
         is_last: Whether the search takes the next evaluation whatever its slope.
     """
@@ -74,7 +74,7 @@ class LineSearch(msgspec.Struct, kw_only=True):
         self.tries += 1
         trial, start = Trial(self.step, value, slope), self.start
         is_finite = isfinite(value) and isfinite(slope)
-        # With a step below rounding the bound is the value itself, and no decrease may pass.
+        # With a step below rounding the bound equals the value, so no decrease would pass.
         bound = start.value + DECREASE * trial.step * start.slope
         decreases = is_finite and value <= bound and value < start.value
         if decreases and (self.is_last or abs(slope) <= -CURVATURE * start.slope):
@@ -82,7 +82,7 @@ class LineSearch(msgspec.Struct, kw_only=True):
         if self.is_last:
             return "fail"
         is_lower = decreases and (value < self.low.value or not self.low.step)
-        # Too short a step changes the value by no more than its rounding, and the slope by little.
+        # A step that is too short changes the value by no more than its rounding, and the slope by little.
         is_flat = is_finite and abs(value - start.value) <= ROUNDING * abs(start.value)
         if is_flat and self.high is None and slope < CURVATURE * start.slope:
             is_lower = True
@@ -111,7 +111,7 @@ class LineSearch(msgspec.Struct, kw_only=True):
 
 
 def _between(low: Trial, high: Trial) -> float:
-    """Return a step inside the interval: the minimum of the cubic through both ends, if it is one."""
+    """Return a step inside the interval: the minimum of the cubic through both ends, if it has one."""
     width, share = high.step - low.step, 0.5
     if isfinite(high.value) and isfinite(high.slope):
         mean = low.slope + high.slope - 3 * (high.value - low.value) / width

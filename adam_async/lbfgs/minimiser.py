@@ -11,16 +11,16 @@ many bytes for ten parameters as for ten million.
     search   parameters = base + step d, and evaluate; the line search repeats this
     pair     store s = parameters - base, y = gradient - base gradient, and their inner products
 
-The direction is a sum of the history's vectors and the gradient. Its coefficients need only the inner
-products of these vectors (Chen, Wang and Zhou, Large-scale L-BFGS using MapReduce, NIPS 2014). With k pairs
-the *basis* is s_1 .. s_k, y_1 .. y_k, g, the oldest pair first.
+The direction is a sum of the history's vectors and the gradient. Its coefficients need only these vectors'
+inner products (Chen, Wang and Zhou, Large-scale L-BFGS using MapReduce, NIPS 2014). With k pairs the *basis*
+is s_1 .. s_k, y_1 .. y_k, g, the oldest pair first.
 
-A move reads no vector that it writes. So it may be made twice, and a coordinator that takes the place of a
-lost one begins with the last move of the state that the lost one had stored.
+A move reads no vector that it writes. So a move may be made twice, and a coordinator that replaces a lost one
+begins with the last move in the state that the lost one had stored.
 
-A pair without positive curvature is left out. A direction without descent, and a line search that finds no
-lower value, drop the history, and the next direction is the negative gradient. If this one fails, too, the
-values are those of the base, and the minimiser is done.
+A pair without positive curvature is left out. A direction without descent, or a line search that finds no
+lower value, drops the history; the next direction is the negative gradient. If this direction fails, too, the
+values return to the base, and the minimiser is done.
 
 Servers refuse sums that are not finite. Such a trial is too far, and such a direction or pair drops the
 history, as inner products beyond float64 do.
@@ -38,11 +38,11 @@ from adam_async.run.store_record import PARAMETERS
 from adam_async.store.vectors import Combine
 
 POINT, GRADIENT, BASE, BASE_GRADIENT, DIRECTION = PARAMETERS, "g", "x0", "g0", "d"
-"""Vectors beside the history: the parameters, the sum of the gradients at them, the values of both where the
+"""Vectors other than the history: the parameters, the summed gradient there, the values of both where the
 line search began, and its direction."""
 
 LEAST_CURVATURE = 1e-12
-"""Least cosine of the angle between s and y of a pair; below it rounding decides its sign."""
+"""Least cosine of the angle between a pair's s and y; below it rounding decides its sign."""
 
 MOST_HISTORY = 10
 """Maximum number of pairs: a step of a store has at most 64 inner products."""
@@ -80,9 +80,9 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         norm: Norm of the gradient there.
         first_norm: Norm of the first gradient.
         norm_at_trial: Norm of the gradient at the last trial of the line search.
-        search: The line search in progress, or the last one.
+        search: The current or last line search.
         slots: Slots of the pairs in the history, the oldest first: pair i is the vectors ``s<i>``, ``y<i>``.
-        products: Inner products of the vectors of the history and the gradient, by the sorted names.
+        products: Inner products of the history's vectors and the gradient, by the sorted names.
         reason: Why the minimiser is done.
     """
 
@@ -108,7 +108,7 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def contradiction(self) -> str:
-        """Reason why no minimisation can have a state that was read; empty if it can go on with the state."""
+        """Why no minimisation can have a state that was read; empty if it can continue from the state."""
         if len({*self.slots}) < len(self.slots) or not all(slot < self.history for slot in self.slots):
             return f"slots {self.slots} of {self.history} pairs"
         if self.phase in ("first", "done"):
@@ -172,7 +172,7 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                 self.phase = "done" if self.reason else "turn"
 
     def refused(self) -> bool:
-        """Take note that a sum of the move is not finite; return whether another move is in reach."""
+        """Record that a sum in the move is not finite; return whether another move is possible."""
         match self.phase:
             case "search":
                 self._take_trial(nan, nan, nan)
@@ -248,7 +248,7 @@ class Minimiser(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             self._end(f"the gradient's norm is {self.norm:.3g}, and was {self.first_norm:.3g}")
 
     def _restart(self) -> None:
-        """Return to the base without the history; without a history no lower value is in reach."""
+        """Return to the base without the history; if there was no history, no lower value is possible."""
         if not self.slots:
             self.reason = "no step along the negative gradient lowers the value by more than rounding"
         self.slots = ()

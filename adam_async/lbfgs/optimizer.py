@@ -4,24 +4,23 @@
         result = await LBFGS(store, loss_and_gradient, batches).minimise(iterations=50)
         values = await store.pull()
 
-Theory of operation
--------------------
-The coordinator makes the moves of a `Minimiser`: it sends sums of vectors and inner products to the servers
-(`ParameterStore.step`), and lets the workers sum the gradients of the pieces into one vector ("Large Scale
-Distributed Deep Networks", 4.2, Sandblaster). It holds numbers only.
+Theory of operation ------------------- The coordinator makes the moves of a `Minimiser`: it sends sums of
+vectors and inner products to the servers (`ParameterStore.step`). The workers sum the pieces' gradients into
+one vector ("Large Scale Distributed Deep Networks", 4.2, Sandblaster). It holds numbers only.
 
-Before each move it writes its numbers into the *record*: a store of one array, beside the store of the
-parameters, with the same copies and disks. A coordinator that finds the record of a lost one goes on with its
-last move. In the midst of an evaluation, the lost one may have left pushes on their way, which name it.
-Servers keep the pieces of the three newest evaluations and take those of older ones for counted, so three
-evaluations of one piece follow first. They do so, too, if the record was forgotten and the vectors stayed.
+Before each move it writes its numbers into the *record*: a store with one array, beside the parameters'
+store, with the same copies and disks. A coordinator that finds a lost coordinator's record continues with its
+last move. In the middle of an evaluation, the lost coordinator may have left pushes on their way, which name
+the evaluation. Servers keep the pieces of the three newest evaluations and count those of older ones as
+pushed. So three evaluations of one piece follow first. They also follow if the record was forgotten and the
+vectors stayed.
 
 Pieces of an evaluation whose number the servers know would count as pushed before, and leave no gradient. So
-each evaluation has a number above all that the shards have counted, which the step before it asks for.
+each evaluation has a number above all that the shards have counted; the previous step asks for it.
 
-One coordinator minimises on a store at a time. Each adds a vector to the record's store, named by its nodes,
-and waits until no node of a vector with a lower number is live: the controllers give these numbers, and say
-which nodes are live. Servers take no steps of a node that is no longer live.
+One coordinator minimises on a store at a time. Each adds a vector, named by its nodes, to the record's store,
+and waits until no node of a vector with a lower number is live. The controllers give these numbers, and
+report which nodes are live. Servers take no steps from a node that is no longer live.
 """
 
 import inspect
@@ -54,14 +53,14 @@ from transport import LocalNetwork, RemoteError, TransportError
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 86_400.0
-"""Deadline of the coordinator's answer to a worker, in seconds: one piece of another worker may take long. A
+"""Deadline in seconds of the coordinator's answer to a worker: another worker may take long for one piece. A
 link ends much earlier if its other side is silent."""
 
 MOST_EVALUATION = (1 << 32) - 1
 """Highest number of an evaluation: the bound of epochs in messages."""
 
 RECORD_VALUES = 2560
-"""Length of the array of a record, in values of two bytes each: 231 inner products have less than 4 KiB."""
+"""Length of a record's array, in values of two bytes each: 231 inner products have less than 4 KiB."""
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,21 +96,21 @@ _DECODER = msgspec.msgpack.Decoder(CoordinatorState)
 
 
 class LBFGS:
-    """Minimises a function of the arrays of a store, the sum of `function` over all batches.
+    """Minimises a function of a store's arrays: the sum of `function` over all batches.
 
     Args:
         store: The store, with consistency ``asp``. Its values are where the minimisation begins. No other
-            program may push to it meanwhile. Its rules have no effect.
+            program may push to it during the minimisation. Its rules have no effect.
         function: Function ``loss_and_gradient(values, batch)`` that returns the batch's part of the objective
             and its gradient, by name. Threads call it; it does not change the values.
         batches: The batches, each for one call.
-        history: Number of pairs of vectors that the servers keep.
+        history: Number of vector pairs that the servers keep.
         tolerance: Norm of the gradient at which the minimisation ends, as a share of the first norm.
-        workers: Number of workers of this process; with 0, others must call `assist`.
+        workers: Number of workers in this process; with 0, others must call `assist`.
         backups: Whether a piece that a slow worker computes goes to a second worker, too.
-        pieces: Maximum number of pieces of an evaluation, each of consecutive batches, whose gradients its
-            worker sums and pushes at once. Fewer pieces send fewer bytes; with 8 or more for each worker a
-            slow one delays the others by little. The bits of the sum depend on the pieces.
+        pieces: Maximum number of pieces of an evaluation. A piece has consecutive batches, whose gradients
+            its worker sums and pushes at once. Fewer pieces send fewer bytes; with 8 or more per worker, a
+            slow worker delays the others little. The bits of the sum depend on the pieces.
 
     Raises:
         ConfigError: A number is out of range, there are no batches, or the store has clocks or no name.
@@ -162,7 +161,7 @@ class LBFGS:
 
     @property
     def computations(self) -> int:
-        """Number of gradients of pieces that workers have computed, with backups."""
+        """Number of pieces whose gradients workers have computed, including backups."""
         return self._dealer.computations
 
     async def minimise(
@@ -172,7 +171,7 @@ class LBFGS:
         *,
         anew: bool = False,
     ) -> Iteration:
-        """Minimise from the values of the store; a later call of the same object goes on.
+        """Minimise, beginning with the store's values; a later call on the same object continues.
 
         A call also goes on where a lost coordinator of this store was. It begins anew if another object has
         minimised on the store since the last call.
@@ -187,7 +186,8 @@ class LBFGS:
             StoreError: A gradient does not fit the store; another client deleted a vector, or named groups in
                 a push; an earlier call has not ended; or another coordinator of the store is live after
                 `patience_s`.
-            DeadlineExceeded: No worker came within `prepare_s`, or the only one held its turn for `clock_s`.
+            DeadlineExceeded: No worker came within `prepare_s`, or the only worker held its turn for
+                `clock_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
             Exception: An error of `function` in a worker of this process.
         """
@@ -338,7 +338,7 @@ class LBFGS:
     async def _start_workers(self, stack: AsyncExitStack) -> None:
         """Start the workers of this process, and listen for those of others."""
         store, link, dealer = self._store, self._store.link, self._dealer
-        # First, because the pools close behind the end of all workers.
+        # First, because the pools close once all workers have ended.
         pools = [
             await stack.enter_async_context(ComputePool(threads=1, name=f"lbfgs-{number}"))
             for number in range(self._workers)
@@ -359,7 +359,7 @@ class LBFGS:
 
     @staticmethod
     async def assist(store: ParameterStore, function: LossAndGradient, batches: Sequence[Any]) -> None:
-        """Compute gradients for the `LBFGS` of another program on the same store, until it has ended.
+        """Compute gradients for another program's `LBFGS` on the same store, until it has ended.
 
         Args:
             store: The store, opened by this program.
@@ -402,7 +402,7 @@ class LBFGS:
         name = f"{mine} {records.link.endpoint.identity.node}"
 
         def live(cluster: ClusterMap) -> list[str]:
-            """Return the nodes of live coordinators that came earlier; that of this store says nothing."""
+            """Return the nodes of live coordinators that came earlier; this store's own do not count."""
             nodes = cluster.nodes
             return [
                 each.split()[0]
@@ -483,7 +483,7 @@ async def _assist_once(
         await GradientWorker(store, function, batches, ask, pool).run()
     except Exception as error:
         cause = first_cause(error)
-        # The end of the link is the end or the loss of the coordinator; its record says which.
+        # The link's end means that the coordinator has ended or is lost; its record says which.
         if isinstance(cause, RemoteError) or not isinstance(cause, TransportError):
             raise cause from cause.__cause__
         if channel.link is not None:
@@ -533,7 +533,7 @@ def written(record: CoordinatorState) -> NDArray[np.float32]:
 
 
 async def _read(records: ParameterStore) -> CoordinatorState | None:
-    """Read the record; None if none was written yet. Raises StoreError: no minimisation can have it."""
+    """Read the record; None if none has been written yet. Raises StoreError: no minimisation can have it."""
     try:
         return unwritten((await records.pull())["record"])
     except ValueError as error:
@@ -544,8 +544,7 @@ async def _read(records: ParameterStore) -> CoordinatorState | None:
 
 
 def unwritten(values: NDArray[Any]) -> CoordinatorState | None:
-    """Return the record of an array; None for an empty one. Raises ValueError: it is none, or contradicts
-    itself."""
+    """Return an array's record; None if it is empty. Raises ValueError: it is none, or contradicts itself."""
     if not values[0]:
         return None
     try:

@@ -1,8 +1,8 @@
 """A worker: it computes the gradients of pieces, keeps them until its turn, and pushes them.
 
 A worker pulls the parameters once in an evaluation, with its first piece ("Large Scale Distributed Deep
-Networks", 4.2). Two tasks ask the coordinator beside each other, so a worker pushes while it computes the
-next piece.
+Networks", 4.2). Two tasks ask the coordinator in parallel, so a worker pushes while it computes the next
+piece.
 """
 
 import asyncio
@@ -22,17 +22,16 @@ from dataflow import ComputePool
 Arrays = Mapping[str, NDArray[Any]]
 
 LossAndGradient = Callable[[Arrays, Any], tuple[float, Arrays]]
-"""Function of the values of all arrays and a batch; returns the batch's part of the objective and its
-gradient."""
+"""Function of all arrays' values and a batch; returns the batch's part of the objective and its gradient."""
 
 Ask = Callable[[AskPieces], Awaitable[Pieces]]
 """Function that asks the coordinator."""
 
 
 class GradientWorker:
-    """Computes the gradients of pieces on the threads of a pool, and pushes them.
+    """Computes the gradients of pieces on a pool's threads, and pushes them.
 
-    A piece is some batches. Their gradients are summed here, in their order, and sent once.
+    A piece is some batches. Their gradients are summed here in order, and sent once.
     """
 
     def __init__(
@@ -49,7 +48,8 @@ class GradientWorker:
         self._ask = ask
         self._pool = pool
         self._kept: dict[tuple[int, int], tuple[int, Arrays]] = {}
-        """Gradients that wait for their turn, by evaluation and first batch, behind one past their last."""
+        """By evaluation and first batch: gradients that wait for their turn, with one past their last
+        batch."""
         self._values: Arrays = {}
 
     async def run(self) -> None:
@@ -79,7 +79,7 @@ class GradientWorker:
             asked = AskPieces(store=store, pushes=False, evaluation=evaluation, batch=first, loss=loss)
 
     def _sum(self, values: Arrays, batches: range) -> tuple[float, Arrays]:
-        """Return the sums of the losses and the gradients of batches, on a thread of the pool."""
+        """On a pool thread, return the sums of batches' losses and gradients."""
         loss, given = self._evaluate(values, batches[0])
         # Copied, because the function may use its arrays again for the next batch.
         gradient = {name: each.copy() for name, each in given.items()}
@@ -91,7 +91,7 @@ class GradientWorker:
                     each += given[name]
         if isfinite(loss) and all(np.isfinite(each).all() for each in gradient.values()):
             return loss, gradient
-        # A point that is too far; servers count the piece, and take no such gradient.
+        # A point that is too far; servers count the piece, but take no such gradient.
         return nan, {name: np.zeros_like(each) for name, each in gradient.items()}
 
     def _evaluate(self, values: Arrays, batch: int) -> tuple[float, Arrays]:
@@ -102,7 +102,7 @@ class GradientWorker:
         loss, given = answer
         shapes = {name: np.shape(each) for name, each in given.items()}
         wanted = {name: spec.shape for name, spec in self._store.arrays.items()}
-        if shapes != wanted:  # another shape could be added, too, but not as the function means it
+        if shapes != wanted:  # another shape could be added, too, but the function would not mean this
             raise StoreError(
                 f"loss_and_gradient returned gradients of shapes {shapes}, and the arrays of the store have "
                 f"{wanted}: return one for each array"

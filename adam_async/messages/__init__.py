@@ -1,11 +1,10 @@
-"""Pure: all messages of the system, one frozen class each, and the roles that may send each message.
+"""Pure: all messages of the system, one frozen class each, and the roles that may send each.
 
 The fields of a message travel as msgpack, in the meta of the link's message. The tensors of a message
-(`transport.Message.tensors`) are separate. `pack` makes the link's message from an object, and `unpack`
-decodes a received message straight into its class, whose types have the bounds.
-Decoders ignore unknown keys, so a newer peer may send more; a mistyped key, or a missing key without a
-default, is a `RemoteProtocolError` that names the key. Most messages of a run or store have its id; a role
-without that run or store refuses these messages.
+(`transport.Message.tensors`) are separate. `pack` makes the link's message from an object. `unpack` decodes a
+received message straight into its class, whose types have the bounds. Decoders ignore unknown keys, so a
+newer peer may send more. A mistyped key, or a missing key without a default, is a `RemoteProtocolError` that
+names the key. Most messages of a run or store have its id; a role without this run or store refuses them.
 
     body.py                  start here: the base of the messages, the roles, `pack` and `unpack`; types of
                              all fields, with their bounds, which refuse NaN and infinities too

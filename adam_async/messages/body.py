@@ -1,11 +1,11 @@
-"""Pure: the base of all messages, types of their fields, roles, and conversion to and from a link's messages.
+"""Pure: the base of all messages, their fields' types, roles, and conversion to and from a link's messages.
 
-A number for each shard of a message travels as one number if it is the same for all shards, and otherwise as
-a tuple with one number for each; see `joined`.
+If a message has a number for each shard, it travels as one number if all are equal, and otherwise as a tuple
+with one number per shard; see `joined`.
 
-A field has one of the types of this file, or is a `bool`, a bounded sequence of such values, or another
+A field has one of the types in this file, or is a `bool`, a bounded sequence of such values, or another
 record; a test walks all messages and finds any other field. Every correct value lies within its bound. The
-bounds keep extreme values of a peer out of memory, arithmetic and waits; the receiving role compares a value
+bounds keep a peer's extreme values out of memory, arithmetic and waits; the receiving role compares a value
 with its present state. Bounds refuse NaN and infinities too; only a `Loss` has none.
 """
 
@@ -21,10 +21,10 @@ from adam_async.messages.tensors import UNREADABLE, decoder_of
 from transport import LocalProtocolError, Message, RemoteProtocolError
 
 MOST_IN_A_META = 8192
-"""Maximum number of elements of one field: half the number of bytes of a frame's meta (16 KiB)."""
+"""Maximum number of elements of one field: half the bytes of a frame's meta (16 KiB)."""
 
 MOST_RANGES = 512
-"""Maximum number of ranges of groups that a step names, and of groups of a step."""
+"""Maximum number of group ranges that a step names, and of groups in a step."""
 
 # --- numbers -----------------------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ GroupNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of a group in its epoch."""
 
 Attempt = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-"""Number of a lease among the leases of its group, from 1."""
+"""Number of a lease among its group's leases, from 1."""
 
 Staleness = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 """Number of other steps that were applied during the computation of a step."""
@@ -74,7 +74,7 @@ ShardNumber = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 """Number of a shard in the shard table of a run or store."""
 
 Index = Annotated[int, Meta(ge=0, le=MOST_IN_A_META)]
-"""Index or number of servers, pieces, parts or elements of another field; or a numbered status."""
+"""Index or number of servers, pieces, parts or another field's elements; or a numbered status."""
 
 Row = Annotated[int, Meta(ge=0, le=(1 << 20) - 1)]
 """Row of an image."""
@@ -89,7 +89,7 @@ Progress = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Number of epochs, with a fraction."""
 
 Loss = Annotated[float, Meta(extra={"diverges": True})]
-"""Loss; it has no bound, because NaN and infinities are the losses of a diverged training."""
+"""Loss; it has no bound, because a diverged training's losses are NaN and infinities."""
 
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """Any finite number: a coefficient, or a part of a sum."""
@@ -109,13 +109,13 @@ ArrayName = Annotated[str, Meta(max_length=1024)]
 """Name of an array of a store; empty: no array."""
 
 RunId = Annotated[str, Meta(max_length=160)]
-"""Name of a run: the name and incarnation of its driver, and a number."""
+"""Name of a run: its driver's name and incarnation, and a number."""
 
 StoreId = Annotated[str, Meta(max_length=160)]
 """Identity of a store; the store of a run has the run's name."""
 
 Name = Annotated[str, Meta(max_length=160)]
-"""Name of a group of controllers, a controller, a key of the map or an array, or a digest."""
+"""Name of a group of controllers, a controller, a key of the map or an array; or a digest."""
 
 Addresses = Annotated[str, Meta(max_length=4096)]
 """Address, or several addresses separated by commas."""
@@ -141,14 +141,14 @@ PushNumberOfEach = PushNumber | PushNumbers
 """The number of a push at each of some shards: one that they share, or one for each."""
 
 VersionOfEach = Version | Versions
-"""Versions of some shards: one version for all of them, or one for each."""
+"""Versions of some shards: one for all of them, or one for each."""
 
 Indices = Annotated[tuple[Index, ...], Meta(max_length=MOST_IN_A_META)]
 """Indices into another field."""
 
 NamedGroups = Annotated[tuple[GroupNumber, ...], Meta(max_length=1 + 2 * MOST_RANGES)]
-"""Groups whose gradients a step sums: their epoch, then for each range its first group and one past its
-last. The ranges ascend and do not touch."""
+"""Groups whose gradients a step sums: their epoch, then each range's first group and one past its last. The
+ranges ascend and do not touch."""
 
 PinName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", max_length=64)]
 """Name of a pin of a store."""
@@ -164,7 +164,7 @@ Names = Annotated[tuple[Name, ...], Meta(max_length=96)]
 # decoding blocks the loop and the peer chooses the length.
 
 MOST_VALUE_BYTES = 64 << 10
-"""Maximum size of one record of the cluster map, in bytes of JSON text; such a record decodes in some
+"""Maximum size of one record in the cluster map, in bytes of JSON text; such a record decodes in some
 milliseconds."""
 
 MOST_MAP_BYTES = 8 << 20
@@ -172,25 +172,25 @@ MOST_MAP_BYTES = 8 << 20
 it."""
 
 MOST_MAP_TEXT_BYTES = 2 * MOST_MAP_BYTES
-"""Maximum size of a cluster map or its changes in one answer, in bytes. The limit exceeds `MOST_MAP_BYTES`,
-because the text also has names, and shares and places that the controllers add."""
+"""Maximum size of a cluster map, or of its changes, in one answer, in bytes. The limit exceeds
+`MOST_MAP_BYTES`, because the text also has names, and shares and places that the controllers add."""
 
 MOST_INFO_BYTES = 32 << 10
-"""Maximum size of the `info` field of a node in the cluster map, in bytes of JSON text. The `info` of a data
+"""Maximum size of a node's `info` field in the cluster map, in bytes of JSON text. The `info` of a data
 server may have the names of some thousand classes."""
 
 SMALL_INFO_BYTES = 1 << 10
-"""Maximum size of the `info` of a worker, client or reader, in bytes of JSON text. A worker reports two
+"""Maximum size of a worker's, client's or reader's `info`, in bytes of JSON text. A worker reports two
 numbers, clients and readers nothing."""
 
 MOST_STATISTICS_BYTES = 8 << 20
-"""Maximum size of the statistics of one role, in bytes of JSON text."""
+"""Maximum size of one role's statistics, in bytes of JSON text."""
 
 MOST_PROFILE_BYTES = 32 << 20
 """Maximum size of one part of a profile, in bytes of JSON text: five times the size of 50,000 events."""
 
 MOST_MANIFEST_BYTES = 16 << 20
-"""Maximum size of one part of a list of files, in bytes of JSON text: 2,000 paths of 4 KiB, all escaped."""
+"""Maximum size of one part of a file list, in bytes of JSON text: 2,000 paths of 4 KiB, all escaped."""
 
 MOST_AGREE_BYTES = 4 << 20
 """Maximum size of one consensus message, in bytes; a message has entries of at most 1 MiB, or a piece of a
@@ -198,7 +198,7 @@ snapshot."""
 
 
 ROLES = ("controller", "ps", "data", "worker", "driver", "client", "reader")
-"""Roles of a cluster. `driver` is the command or program that started the run; `client` is a program that
+"""Roles of a cluster. `driver` is the command or program that started the run. `client` is a program that
 opens a store to push and pull, and `reader` a program that only reads."""
 
 

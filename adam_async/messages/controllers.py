@@ -24,12 +24,12 @@ from adam_async.messages.body import (
 )
 
 NOT_LEADER = "not-leader"
-"""Code of a refusal by a controller that does not lead; the text is the leader's address, or empty if the
+"""Refusal code of a controller that does not lead; the text is the leader's address, or empty if the
 controller knows no leader."""
 
 SESSION_OVER = "session-over"
-"""Code of a refusal of an unknown session; the client must open another session. The last request of the
-unknown session may have taken effect."""
+"""Refusal code for an unknown session; the client must open another session. The last request of the unknown
+session may have taken effect."""
 
 LEARNING = "learning"
 """Code of a refusal by a restarted single controller, to a server that has not reported its stores."""
@@ -44,7 +44,7 @@ class GetMap(Body, frozen=True, kw_only=True):
 
 
 class OpenSession(Body, frozen=True, kw_only=True):
-    """Request for a session, whose numbered requests take effect at most once, even if the client repeats
+    """Request for a session. Its numbered requests take effect at most once, even if the client repeats
     them."""
 
 
@@ -57,8 +57,8 @@ class SessionOpened(Body, frozen=True, kw_only=True):
 class CompareAndSet(Body, frozen=True, kw_only=True):
     """Request to set `key` if its record still has version `expected` (0: if the key has no record).
 
-    The answer is a `MapChanges` or `MapState` as for `WatchMap`, without its wait.
-    Tensor: the new value as JSON text, which may exceed a frame's meta.
+    The answer is a `MapChanges` or `MapState` as for `WatchMap`, but without a wait. Tensor: the new value as
+    JSON text, which may exceed a frame's meta.
     """
 
     key: Name
@@ -70,7 +70,7 @@ class CompareAndSet(Body, frozen=True, kw_only=True):
 
 
 class WatchMap(Body, frozen=True, kw_only=True):
-    """Request for the changes of the map after version `after`; the answer waits for the first of them.
+    """Request for the map's changes after version `after`; the answer waits for the first change.
 
     After `wait_s` the answer comes without changes, which shows that this controller still leads.
     """
@@ -78,7 +78,7 @@ class WatchMap(Body, frozen=True, kw_only=True):
     after: After
     """Version that the client has; -1 requests the whole map."""
     group: Name
-    """Group of controllers with version `after`; the controllers of another group send their whole map."""
+    """Group of controllers that has version `after`; other groups' controllers send their whole map."""
     wait_s: Seconds
 
 
@@ -106,7 +106,8 @@ class ReportStores(Body, frozen=True, kw_only=True):
 class MapState(Body, frozen=True, kw_only=True):
     """The whole cluster map. Tensor: the map as JSON text.
 
-    A `MapState` also answers a request for changes that the controller has dropped, or of another group.
+    A `MapState` also answers a request for changes that the controller has dropped, or for another group's
+    changes.
     """
 
     version: Version
@@ -117,7 +118,7 @@ class MapState(Body, frozen=True, kw_only=True):
     at: Version = 0
     """Current version of the key's record, in an answer to `CompareAndSet`."""
     controllers: Annotated[tuple[Addresses, ...], msgspec.Meta(max_length=64)] = ()
-    """Addresses of all controllers of the group, in the order of their names; empty for a group of one."""
+    """Addresses of all controllers in the group, sorted by name; empty for a group of one."""
 
 
 class MapChanges(Body, frozen=True, kw_only=True):
@@ -134,15 +135,14 @@ class MapChanges(Body, frozen=True, kw_only=True):
 
 
 class Introduce(Body, frozen=True, kw_only=True):
-    """Request for the identity of another controller, with the identity of the sender; see
-    `controller.bootstrap`."""
+    """Request for another controller's identity, with the sender's identity; see `controller.bootstrap`."""
 
     identity: Name
-    """Identity of the sender: its name, and the number of its disk."""
+    """The sender's identity: its name, and the number of its disk."""
 
 
 class Introduced(Body, frozen=True, kw_only=True):
-    """Identity of a controller, and the members of its group."""
+    """A controller's identity, and the members of its group."""
 
     identity: Name
     members: Names

@@ -38,11 +38,11 @@ MOST_REPORTED = 256
 """Maximum number of groups in one report: more do not fit into one message."""
 
 MOST_HELD = 1024
-"""Maximum number of leases that a worker holds: it sends all of them in one message."""
+"""Maximum number of leases that a worker holds: it sends them all in one message."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """One trained group with an acknowledged push."""
+    """A trained group whose push is acknowledged."""
 
     epoch: Epoch
     number: GroupNumber
@@ -91,7 +91,7 @@ class LeaseGroups(Body, frozen=True, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, array_like=True):
-    """One leased group: its tag, and the number of its images."""
+    """One leased group: its tag, and its number of images."""
 
     epoch: Epoch
     number: GroupNumber
@@ -113,29 +113,29 @@ class Leases(Body, frozen=True, kw_only=True):
     end: Clock = 0
     """Sync clock if `last` is set: after the push of these groups the replica ticks up to this clock."""
     settled: After = 0
-    """Number of the first groups of the epoch that all workers of the replica have received and finished; -1:
-    the dealer has not begun, and the worker sends its leases again."""
+    """Number of first groups in the epoch that all workers of the replica have received and finished; -1: the
+    dealer has not begun, and the worker sends its leases again."""
 
 
 class ReadGroups(Body, frozen=True, kw_only=True):
-    """Request for the images of some groups of an epoch, to any data server that is ready for the run."""
+    """Request for the images of some groups in an epoch, to any data server that is ready for the run."""
 
     run: RunId
     epoch: Epoch
     numbers: Annotated[tuple[GroupNumber, ...], msgspec.Meta(min_length=1, max_length=MOST_GROUPS)]
     """Numbers of the groups, each once. The answer has the first ones of them."""
     least: Count = 1
-    """Number of groups for which the answer waits. Further ones are in the answer if they are made already;
+    """Number of groups for which the answer waits. Further groups are in the answer if they are made already;
     otherwise the data server makes them ahead of the next request."""
     rows: tuple[Row, Row] | None = None
     """Requested rows of the images; ``(0, 0)``: no images; None: whole images."""
 
 
 class Groups(Body, frozen=True, kw_only=True):
-    """The first ones of the requested groups, at least one.
+    """The first of the requested groups, at least one.
 
     Tensors: first the images (n, C, H, W) with the requested rows, group by group, each group within one
-    tensor; then the labels of all groups (n,). A request for no rows gets labels only.
+    tensor; then all groups' labels (n,). A request for no rows gets labels only.
     """
 
     count: Count
@@ -194,13 +194,13 @@ class Serving(Body, frozen=True, kw_only=True):
 
 
 class ReadManifest(Body, frozen=True, kw_only=True):
-    """First request to another data server; later requests fetch its list of files, if the lists differ."""
+    """First request to another data server; if the file lists differ, later requests fetch its list."""
 
     server: Index
     """Number of the sender among the `servers`."""
     servers: Index
     digest: Name
-    """Digest of the sender's list of files, by which both sides detect a difference."""
+    """Digest of the sender's file list, by which both sides detect a difference."""
     first: Count = 0
     count: Count = 0
     """Maximum number of files in the answer, from `first` on."""

@@ -1,11 +1,11 @@
 """Pure: data server and parameter server: the groups of an epoch that the shards of a bundle have.
 
-The answer ends with two tensors of int64: `every`, the groups that all trainable shards of the bundle have,
-and `some`, the others that at least one of these shards has. Both are ranges as in `run/group_ranges.py`.
+The answer ends with two int64 tensors: `every`, the groups that all trainable shards of the bundle have, and
+`some`, the other groups that at least one of these shards has. Both are ranges as in `run/group_ranges.py`.
 
-Shards count losses in the order in which pushes arrive, and a sum of floating-point numbers depends on their
-order. So a `LossSum` counts in units of 2^-64, as one integer: every order has the same bits. A term is
-rounded to a unit, 5e-20, which is below the rounding of a float64 for losses above 5e-4.
+Shards count losses in the order in which pushes arrive, and a floating-point sum depends on the order. So a
+`LossSum` counts in units of 2^-64, as one integer: every order has the same bits. A term is rounded to a
+unit, 5e-20, which is below the rounding of a float64 for losses above 5e-4.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +22,10 @@ UNITS = 1 << 64
 """Number of units in a loss of 1."""
 
 MOST_LOSS = 2.0**128
-"""Largest absolute value of a term, that of a float32; a larger one counts as not finite."""
+"""Largest absolute value of a term, a float32's; a larger one counts as not finite."""
 
 MOST_IMAGES = (1 << 53) - 1
-"""Largest number of images of a sum; a worker that claims more does not raise it further."""
+"""Largest number of images in a sum; a worker that claims more does not raise it further."""
 
 UNIT_BYTES = 40
 """Maximum length of `LossSum.packed`, in bytes: 192 bits for the largest term, more for their number."""
@@ -70,22 +70,22 @@ KEPT_EPOCHS = 3
 """Number of the newest named epochs whose sets a shard keeps: the one before, the present and the next."""
 
 MOST_BOUNDS = 1 << 14
-"""Length of the ranges of one set above which a server takes no further groups of the epoch; a correct set
-has a few ranges for each replica."""
+"""Number of range bounds in one set above which a server takes no further groups of the epoch; a correct set
+has a few ranges per replica."""
 
 MOST_SETS_BOUNDS = 1 << 20
-"""Maximum length of all different sets of a bundle that a server answers with or loads. Correct sets have a
-few ranges for each replica, and only few of them differ."""
+"""Maximum total number of range bounds over all different sets of a bundle that a server answers with or
+loads. Correct sets have a few ranges for each replica, and only few of them differ."""
 
 MOST_SENT_BOUNDS = 1 << 18
-"""Maximum length of the ranges in one tensor; correct ones have a few ranges for each replica."""
+"""Maximum number of range bounds in one tensor; correct tensors have a few ranges per replica."""
 
 MOST_GROUP = 1 << 32
 """Largest bound of a range: one past the last possible number of a group."""
 
 
 class ReadGroupSets(Body, frozen=True, kw_only=True):
-    """Request for the groups of an epoch that the shards of a bundle have, asked of its primary.
+    """Request to a bundle's primary for the groups of the epoch that its shards have.
 
     A primary that follows an older map than `map_version` refuses the question (``busy``). The answer waits
     until the groups of all pushes that the primary had ordered are counted. From that version on the bundle
@@ -106,12 +106,12 @@ class BundleSets(Body, frozen=True, kw_only=True):
     """Groups that the shards of a bundle have. Tensors: `every`, `some`."""
 
     trainable: bool
-    """Whether the bundle has shards that pushes of the run name. Without any, both tensors are empty, and the
-    bundle restricts nothing."""
+    """Whether the bundle has shards that pushes of the run name. Without trainable shards, both tensors are
+    empty, and the bundle restricts nothing."""
     clock: Clock
-    """Highest clock of all pushes and ticks that the bundle has counted, of all generations; 0 in asp."""
+    """Highest clock of all pushes and ticks that the bundle has counted, over all generations; 0 in asp."""
     images: Count = 0
-    """Number of images of the epoch whose losses one shard has: the shard of the bundle with the most."""
+    """Number of images in the epoch whose losses one shard has: the bundle's shard with the most."""
     loss_sum: Loss = 0.0
     """Sum of the losses of these images; NaN if one is not finite."""
 
@@ -120,7 +120,7 @@ def read_group_sets(tensors: Sequence[NDArray[Any]]) -> tuple[tuple[int, ...], t
     """Return `every` and `some` from the tensors of `BundleSets`.
 
     Raises:
-        RemoteProtocolError: The tensors are no two sets of ranges without common groups.
+        RemoteProtocolError: The tensors are not two sets of ranges without common groups.
     """
     if len(tensors) != 2:
         raise RemoteProtocolError("tensors", f"BundleSets must carry 2 tensors, got {len(tensors)}")
@@ -138,7 +138,7 @@ def read_group_sets(tensors: Sequence[NDArray[Any]]) -> tuple[tuple[int, ...], t
 
 
 def check_ascending(ranges: NDArray[np.int64], name: str) -> None:
-    """Raise RemoteProtocolError if the bounds of ranges do not ascend, or are no numbers of groups."""
+    """Raise RemoteProtocolError if range bounds do not ascend, or are not group numbers."""
     if len(ranges) and (ranges[0] < 0 or ranges[-1] > MOST_GROUP or (ranges[1:] <= ranges[:-1]).any()):
         raise RemoteProtocolError("tensors", f"{name}: bounds of ranges ascend from 0 to {MOST_GROUP}")
 

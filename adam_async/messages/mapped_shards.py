@@ -11,15 +11,15 @@ from msgspec import Meta
 from adam_async.messages.body import Body, DrawnId, ReplicaNumber, Rows, StoreId, Version
 
 _Few = Annotated[int, Meta(ge=1, le=1 << 16)]
-"""Number of threads of a worker, of jobs of a thread, or of groups of a job."""
+"""Number of threads of a worker, of jobs of a thread, or of groups in a job."""
 
 
 _Region = Annotated[int, Meta(ge=1, le=(1 << 32) - 1)]
-"""Number of a region of the sender, on this link."""
+"""Number of the sender's region on this link."""
 
 
 class MapShards(Body, frozen=True, kw_only=True):
-    """Request of a worker for the memory of all shards of a run."""
+    """A worker's request for the memory of all shards of a run."""
 
     store: StoreId
     generation: Version
@@ -48,7 +48,7 @@ class UnmapShards(Body, frozen=True, kw_only=True):
 class KeepStill(Body, frozen=True, kw_only=True):
     """Request to keep the values of a run still, answered once the servers have counted all steps in them.
 
-    It lasts until the same message without `is_still`, or until the link ends.
+    The memory is kept still until the same message without `is_still`, or until the link ends.
     """
 
     store: StoreId

@@ -17,7 +17,7 @@ USERS = ("client", "reader")
 
 
 class GetRecord(Body, frozen=True, kw_only=True):
-    """Request for bytes `start` to `stop` of the log of a bundle, to its primary."""
+    """Request to a bundle's primary for bytes `start` to `stop` of its log."""
 
     run: RunId
     """Id of the run, which is the id of its store."""
@@ -28,7 +28,7 @@ class GetRecord(Body, frozen=True, kw_only=True):
 
 
 def part_refusal(body: GetRecord, num_bytes: int, *, most_bytes: int) -> tuple[str, str] | None:
-    """Return code and text of the refusal of a part of a log; None if the server can send it.
+    """Return code and text that refuse a part of a log; None if the server can send it.
 
     Args:
         num_bytes: Size of the whole log, in bytes.
@@ -67,7 +67,7 @@ class Statistics(Body, frozen=True, kw_only=True):
 
 
 class GetProfile(Body, frozen=True, kw_only=True):
-    """Request for events `start` to `stop` of the profile of a role."""
+    """Request for events `start` to `stop` of a role's profile."""
 
     start: Count
     stop: Count

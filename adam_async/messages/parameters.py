@@ -39,15 +39,14 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """Form of the gradient of some shards in a push."""
 
     factors: bool
-    """Whether the part is two tensors, activations (I, K) and error gradients (R, K), where R is the number
-    of rows of these shards of one array. Otherwise the part is one flat tensor with the concatenated deltas
-    of the shards."""
+    """Whether the part is two tensors: activations (I, K) and error gradients (R, K), where R is the number
+    of rows of these shards of one array. Otherwise the part is one flat tensor with all deltas."""
     count: Annotated[int, msgspec.Meta(ge=1, le=MOST_IN_A_META)]
     """Number of shards that this part covers."""
 
 
 MOST_TERMS = 64
-"""Maximum number of terms of a command, of commands of a step, and of its dot products."""
+"""Maximum number of terms in a command, of commands in a step, and of its dot products."""
 
 
 class Command(msgspec.Struct, frozen=True, array_like=True):
@@ -95,7 +94,7 @@ class Push(Body, frozen=True, kw_only=True):
     clock: Clock
     """Step of the replica, from 1, that ends with these gradients."""
     weight: Weight
-    """Weight of the contribution in the mean of a sum; in training its number of images."""
+    """Weight of the contribution in a sum's mean; in training its number of images."""
     rate: Rate
     generation: Version
     parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
@@ -105,27 +104,27 @@ class Push(Body, frozen=True, kw_only=True):
     versions: VersionOfEach
     """Oldest version of each shard that the step's groups read."""
     own_applied: PushNumberOfEach
-    """For each shard, number of the worker's own pushes, newer than the version in `versions`, that local
-    steps had already applied to the copy when the groups read it."""
+    """For each shard, number of the worker's own pushes that are newer than the version in `versions` and
+    that local steps had already applied to the copy when the groups read it."""
     pull: bool = False
     """Whether the answer has the values of these shards after this push."""
     epoch: Epoch = 0
     """Epoch of the groups in ssp and bsp: the server orders the push once it knows the epoch, and so the
-    replicas of that epoch. 0 in asp: the server orders the push at once."""
+    epoch's replicas. 0 in asp: the server orders the push at once."""
     assign: bool = False
     """Whether the tensors are values to replace those of the shards, instead of gradients."""
     groups: NamedGroups = ()
     """Groups whose gradients the step sums, all of one epoch; none from clients."""
     loss_sum: Loss | None = None
-    """Sum of the losses of the images of `groups`, which are `weight` images; None from clients, and from
+    """Sum of the losses over the images of `groups`, which are `weight` images; None from clients, and from
     parts of a cut replica that do not compute the loss."""
     recorded: bool = False
     """Whether the last tensor has the reads of the step's groups, as bytes, for a record of the run."""
     vector: VectorNumber = 0
     """Vector to which the gradients are added, or whose values are assigned; 0 for the values."""
     commands: Commands | None = None
-    """Commands in place of tensors, for all shards of a bundle that are pushed to: `shards` names the first
-    of them, and `numbers` has one number for all or one for each. An assignment: `assign` is set."""
+    """Commands instead of tensors, for all shards of a bundle that are pushed to: `shards` names the first of
+    them, and `numbers` has one number for all or one for each. An assignment: `assign` is set."""
 
     def named_vectors(self) -> set[int]:
         """Return the numbers of all vectors that the push names."""
@@ -153,7 +152,7 @@ class Problem(msgspec.Struct, frozen=True, array_like=True):
 class Pushed(Body, frozen=True, kw_only=True):
     """Acknowledgement: the version of each shard after the push, and the exceptional outcomes.
 
-    Tensor, if the push has `pull` and each of its shards is settled: the values, as in `Values`.
+    If the push has `pull` and each of its shards is settled, one tensor: the values, as in `Values`.
     """
 
     versions: VersionOfEach
@@ -171,13 +170,13 @@ class Pushed(Body, frozen=True, kw_only=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, array_like=True):
-    """One step that a compute thread has already applied to the memory of the shards."""
+    """One step that a compute thread has already applied to the shards' memory."""
 
     clock: Clock
     """Step of the replica, from 1."""
     weight: Weight
     staleness: Staleness
-    """Number of steps that others applied to that memory during the computation of this step."""
+    """Number of steps that others applied to that memory while this step was computed."""
     refused: Indices = ()
     """Indices, among the report's shards, of gradients that were not finite and not applied."""
     groups: NamedGroups = ()
@@ -225,7 +224,7 @@ class Ticked(Body, frozen=True, kw_only=True):
 
 
 class Pull(Body, frozen=True, kw_only=True):
-    """Request for the values of shards, with the effects of all earlier messages of the same link."""
+    """Request for the values of shards, with the effects of all earlier messages on the same link."""
 
     store: StoreId
     generation: Version
@@ -245,7 +244,7 @@ class Values(Body, frozen=True, kw_only=True):
     versions: VersionOfEach
     """Versions of the shards; empty, and without a tensor, if the requested clock was not reached in time."""
     clock: Clock
-    """Slowest clock of these shards: the values include all pushes of live replicas up to this clock, and a
+    """Slowest clock of these shards: the values include all live replicas' pushes up to this clock, and a
     joining replica starts at it."""
     behind: Annotated[tuple[ReplicaNumber, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     """Replicas that the server waits for, if the answer has no values."""

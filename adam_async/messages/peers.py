@@ -1,8 +1,8 @@
 """Pure: messages between two workers: tensors between the parts of a model, and pieces of L-BFGS.
 
 A worker of L-BFGS, a client of the store, asks the coordinator for a piece to compute, and names the piece
-whose gradient it has now. Beside this it asks for its turn to push, and names the pieces that the servers
-have now. The answer waits until there are pieces. A piece is some batches, and messages name it by them.
+whose gradient it has. Beside this it asks for its turn to push, and names the pieces that the servers have
+now. The answer waits until there are pieces. A piece is some batches, and messages name it by them.
 """
 
 from typing import Annotated
@@ -27,7 +27,7 @@ from adam_async.messages.body import (
 
 
 class Greet(Body, frozen=True, kw_only=True):
-    """First message of both sides of a link between two workers of a replica."""
+    """First message from both sides of a link between two workers of a replica."""
 
     run: RunId
     replica: ReplicaNumber
@@ -35,8 +35,7 @@ class Greet(Body, frozen=True, kw_only=True):
     partition: Partition
     """Partition of the sender."""
     received: Count
-    """Number of blocks that the sender has received from the other side; the other side continues after
-    these."""
+    """Number of blocks that the sender has received from the other side, which continues after these."""
     begun: Count
     """Number of groups that the sender has begun in this replica generation; see `Blocks`."""
 
@@ -58,8 +57,7 @@ class Blocks(Body, frozen=True, kw_only=True):
     """Number of the first block, from 1 without gaps, per direction and replica generation."""
     blocks: Annotated[tuple[Block, ...], msgspec.Meta(max_length=MOST_IN_A_META)]
     received: Count
-    """Number of blocks that the sender has received from the receiver; the receiver may drop its copies of
-    these."""
+    """Number of blocks that the sender has received from the receiver, which may drop its copies of these."""
     begun: Count
     """Number of groups that the sender has begun in this replica generation; it limits how many more its
     peers may begin."""
@@ -72,7 +70,7 @@ class AskPieces(Body, frozen=True, kw_only=True):
     pushes: bool
     """Whether the worker asks for pieces to push; otherwise for a piece to compute."""
     evaluation: Epoch = 0
-    """Evaluation of the result; 0 without one."""
+    """Evaluation that the result belongs to; 0 without a result."""
     batch: GroupNumber = 0
     """First batch of the computed piece, or one past the last batch of the pushed pieces."""
     loss: Loss = 0.0
@@ -80,7 +78,7 @@ class AskPieces(Body, frozen=True, kw_only=True):
 
 
 class Pieces(Body, frozen=True, kw_only=True):
-    """Batches of an evaluation: of one piece to compute, or of pieces to push in their order."""
+    """Batches of an evaluation: one piece to compute, or pieces to push in order."""
 
     evaluation: Epoch
     first: GroupNumber

@@ -1,8 +1,8 @@
-"""Pure: parameter servers among themselves: the log of a bundle, from its primary to the other members.
+"""Pure: parameter servers among themselves: a bundle's log, from its primary to the other members.
 
-Most messages belong to the bundle of `store` and `home`, to a `generation` of it, and to a *session*: the
-primary numbers its sessions with the other members, and begins a session with each new link. The contents of
-entries and pieces travel as tensors.
+Most messages belong to the bundle of `store` and `home`, to one of its generations, `generation`, and to a
+*session*. The primary numbers its sessions with the other members, and begins a session with each new link.
+The contents of entries and pieces travel as tensors.
 """
 
 from adam_async.messages.body import Body, Count, Digest, Index, NodeId, Rows, StoreId, Version
@@ -18,7 +18,7 @@ class _OfSession(Body, frozen=True, kw_only=True):
 
 
 class Begin(_OfSession, frozen=True, kw_only=True):
-    """A new session, from the primary. The answer is `Begun`; entries follow it."""
+    """A new session, from the primary. The answer is `Begun`; then entries follow."""
 
     version: Version
     """Version of the bundle's record that the primary has; a member with an older record waits for this
@@ -71,7 +71,7 @@ class Held(_OfSession, frozen=True, kw_only=True):
     pieces: Index
     """Number of pieces that the member has."""
     offered: Count | None = None
-    """Position of the next piece on the disk of a joining member; None if the disk lacks it."""
+    """Position of the next piece on a joining member's disk; None if the disk lacks it."""
 
 
 class PieceCopy(_OfSession, frozen=True, kw_only=True):

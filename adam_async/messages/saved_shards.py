@@ -1,8 +1,8 @@
-"""Pure: driver or client and parameter server: shards on the disk of a server, of a lost store or of a pin.
+"""Pure: driver or client and parameter server: shards on a server's disk, from a lost store or a pin.
 
 A server cuts the shards of a bundle into pieces and writes whole pieces (`parameter_server/shard_pieces.py`).
-A pin is a state of a store under a name, with an id that its client draws. `PinShards` makes it an entry of
-the log of each bundle. `ListPins` asks which bundles of which pins a server has on its disk.
+A pin is a store's state under a name, with an id that its client draws. `PinShards` makes it an entry in each
+bundle's log. `ListPins` asks which bundles of which pins a server has on its disk.
 """
 
 from typing import Annotated
@@ -34,13 +34,13 @@ MOST_LISTS = 4
 """Maximum number of lists that an asker reads of one server."""
 
 MOST_RECORD_BYTES = 4 << 20
-"""Maximum size of the record of a run, in bytes."""
+"""Maximum size of a run's record, in bytes."""
 
 MOST_SAVED_PIECES = 1 << 20
-"""Maximum number of pieces of a saved store on one server."""
+"""Maximum number of a saved store's pieces on one server."""
 
 MOST_SAVED_STORES = 64
-"""Maximum number of saved stores of one name on a server."""
+"""Maximum number of saved stores with one name on a server."""
 
 MOST_FAULTY_PIECES = 1_000
 """Maximum number of invalid pieces in a list of saved stores; each raises an exception in the reader, which
@@ -71,15 +71,15 @@ class SavedStore(msgspec.Struct, frozen=True):
     record: Annotated[bytes, msgspec.Meta(max_length=64 << 10)]
     """The record of the store, as JSON text."""
     arrays: Annotated[bytes, msgspec.Meta(max_length=4 << 20)]
-    """The list of arrays of the store, as JSON text."""
+    """The store's list of arrays, as JSON text."""
     pieces: Annotated[tuple[SavedPiece, ...], msgspec.Meta(max_length=MOST_SAVED_PIECES)]
     began_ms: Version
-    """Time at which the server began to keep the store, in milliseconds since 1970; of two saved stores of a
-    name, the one with the later time is newer."""
+    """Time at which the server began to keep the store, in milliseconds since 1970; among saved stores with
+    one name, the later is newer."""
     run: Annotated[bytes, msgspec.Meta(max_length=MOST_RECORD_BYTES)] = b""
     """The record of the run (`run.run_record`), in the store of a run."""
     run_order: tuple[Version, Count] = (0, 0)
-    """Order of this record: of two servers' records of a run, the greater one is newer."""
+    """Order of this record: of two servers' records of a run, the greater is newer."""
 
 
 class _ListedStore(SavedStore, frozen=True):
@@ -89,7 +89,7 @@ class _ListedStore(SavedStore, frozen=True):
 
 
 class ListSaved(Body, frozen=True, kw_only=True):
-    """Request for the stores of a name that a server has on its disk; an empty name is for those of runs."""
+    """Request for the stores with a name on a server's disk; an empty name asks for those of runs."""
 
     name: Name
     known: Annotated[tuple[StoreId, ...], msgspec.Meta(max_length=MOST_SAVED_STORES)] = ()
@@ -104,7 +104,7 @@ class SavedList(Body, frozen=True, kw_only=True):
     keeps: bool
     """Whether the server has a disk for shards."""
     followed: Annotated[tuple[StoreId, ...], msgspec.Meta(max_length=MOST_SAVED_STORES)] = ()
-    """Ids of the stores of the name that are not in the list, because the disk still follows or reads
+    """Ids of the stores with the name that are not in the list, because the disk still follows or reads
     them."""
     more: bool = False
     """Whether older stores did not fit into the list; the asker asks again."""
@@ -155,7 +155,7 @@ def read_saved_list(message: Message) -> tuple[tuple[SavedStore, ...], tuple[str
 
 
 def _without_faults(packed: msgspec.Raw, room: int) -> tuple[SavedStore, str, int]:
-    """Return a store without its invalid pieces, the fault of the first of these, and their number.
+    """Return a store without its invalid pieces, the first such piece's fault, and their number.
 
     Raises:
         An error of `UNREADABLE`: Another field is invalid.
@@ -185,13 +185,13 @@ MOST_PINS = 16
 """Maximum number of pins of a store."""
 
 MOST_PIN_BUNDLES = 64
-"""Maximum number of bundles of a store: as many as it has buckets."""
+"""Maximum number of bundles in a store: as many as it has buckets."""
 
 MOST_PIN_SERVERS = 512
 """Maximum number of servers with copies of a store."""
 
 MOST_LISTED_PINS = 4096
-"""Maximum number of bundles of pins in a list."""
+"""Maximum number of pin bundles in a list."""
 
 MOST_PINS_BYTES = 32 << 20
 """Maximum size of a list, in bytes."""
@@ -201,7 +201,7 @@ MOST_PIN_FAULT = 512
 
 
 class PinShards(Body, frozen=True, kw_only=True):
-    """Request to keep the shards of a bundle as they are now, to its primary; or to give a pin up.
+    """Request to a bundle's primary to keep the shards as they are now, or to give a pin up.
 
     The answer follows the entry of the bundle's log. A repetition has no effect.
     """
@@ -220,7 +220,7 @@ class ShardsPinned(Body, frozen=True, kw_only=True):
 
 
 class ListPins(Body, frozen=True, kw_only=True):
-    """Request for the pins of all stores of a name on the disk of a server."""
+    """Request for the pins on a server's disk of all stores with a name."""
 
     name: Name
 
@@ -230,12 +230,12 @@ class PinList(Body, frozen=True, kw_only=True):
 
 
 class PinFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A bundle of a pin, as the disk of a server has it."""
+    """A bundle of a pin, as on a server's disk."""
 
     name: PinName
     pin: DrawnId
     store: StoreId
-    """Id of the store at that time; the store that comes back after a loss of all servers has another one."""
+    """Id of the store at that time; a store that comes back after a loss of all servers has another id."""
     home: NodeId
     """Name of the bundle."""
     homes: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=MOST_PIN_BUNDLES)]
@@ -245,7 +245,7 @@ class PinFacts(msgspec.Struct, frozen=True, kw_only=True):
     began_ms: Version
     """Time at which the server began to save the shards, in milliseconds since 1970."""
     nbytes: Count = 0
-    """Size of the values and of the state of the rules, in bytes."""
+    """Size in bytes of the values and the rules' state."""
 
 
 class PinState(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,20 +253,20 @@ class PinState(msgspec.Struct, frozen=True, kw_only=True):
 
     facts: PinFacts
     fault: Annotated[str, msgspec.Meta(max_length=MOST_PIN_FAULT)] = ""
-    """Reason why the server has not saved the bundle; empty if it is on its disk, or comes there now."""
+    """Why the server has not saved the bundle; empty if its disk has the bundle, or is writing it."""
     writes: bool = False
     """Whether the server writes the bundle now."""
 
 
 def pin_state_bytes(state: PinState) -> int:
-    """Return the size of a packed state, in bytes; at least that."""
+    """Return at least the size of a packed state, in bytes."""
     facts = state.facts
     texts = (facts.name, facts.store, facts.home, *facts.homes, *facts.servers, state.fault)
     return _NUMBERS_BYTES + sum([len(text.encode()) + _TEXT_BYTES for text in texts])
 
 
 _NUMBERS_BYTES, _TEXT_BYTES = 128, 3
-"""Size of the numbers and names of fields of a packed state, and of the length of a text, in bytes."""
+"""Size in bytes of a packed state's numbers and field names, and of a text's length."""
 
 _ListedPins = Annotated[tuple[PinState, ...], msgspec.Meta(max_length=MOST_LISTED_PINS)]
 

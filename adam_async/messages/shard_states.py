@@ -1,9 +1,9 @@
 """Pure: driver or client and parameter server: shards with their values, versions, clocks and rule state.
 
 Two tensors with the tables of the shards come before the values: `StateTables` as packed bytes, because a
-frame's meta has only 16 KiB, and the bounds of all sets of groups as int64, one set after the other. Shards
-with equal sets share one, as do those with equal sums of losses. Push numbers are not sent, because the
-sessions of a run push only into that run, and no run continues the sessions of another.
+frame's meta has only 16 KiB; and the bounds of all group sets as int64, one set after the other. Shards with
+equal sets share one, as do those with equal loss sums. Push numbers are not sent, because a run's sessions
+push only into that run, and no run continues another's sessions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ class ShardState:
 
 
 class ReadShards(Body, frozen=True, kw_only=True):
-    """Request for the whole state of shards, with all earlier messages of the same link.
+    """Request for the whole state of shards, with all earlier messages on the same link.
 
     In ssp and bsp the server answers once the values have all pushes up to `clock`, in bsp with the values of
     exactly this clock. In bsp the server then keeps all its shards at that clock until they are read, or the
@@ -71,7 +71,7 @@ class ReadShards(Body, frozen=True, kw_only=True):
     generation: Version
     shards: Shards
     clock: Clock = 0
-    """Clock for which the answer waits; 0 requests the values as they are."""
+    """Clock that the answer waits for; 0 requests the values as they are."""
 
 
 class ShardStates(Body, frozen=True, kw_only=True):
@@ -100,13 +100,13 @@ class Loaded(Body, frozen=True, kw_only=True):
 
 
 MOST_CLOCKS = 1024
-"""Maximum number of clocks for each shard of a message; a run has fewer replicas."""
+"""Maximum number of clocks per shard in a message; a run has fewer replicas."""
 
 NEW_BYTES = 64
-"""Maximum size of the tables of a shard without clocks, groups and losses, in bytes."""
+"""Maximum size in bytes of the tables of a shard without clocks, groups and losses."""
 
 STATE_BYTES = NEW_BYTES + 16 * MOST_CLOCKS + 128 * KEPT_EPOCHS
-"""Maximum size of the tables of any shard, without the bounds of its groups, in bytes."""
+"""Maximum size in bytes of any shard's tables, without its groups' bounds."""
 
 PackedLosses = tuple[Count, Annotated[bytes, Meta(max_length=UNIT_BYTES)]]
 """Number of images, and `LossSum.packed`."""
@@ -131,14 +131,14 @@ class StateTables(msgspec.Struct, frozen=True, array_like=True):
 
     shards: list[_Row]
     sets: list[Annotated[dict[_Epoch, _Length], _EachEpoch]]
-    """Number of bounds of each epoch of each set."""
+    """Number of bounds in each epoch of each set."""
     losses: list[Annotated[dict[_Epoch, PackedLosses], _EachEpoch]]
 
 
 def different(several: Sequence[Mapping[int, T]]) -> tuple[list[dict[int, T]], list[int]]:
     """Return the different sets or sums of some shards, and for each shard the index of its own."""
     numbers: dict[tuple[tuple[int, T], ...], int] = {}
-    # Each object once: a comparison of values would search a long set once for each shard that shares it.
+    # Each object once: comparing values would search a long set once for each shard that shares it.
     by_id = {id(each): each for each in several}
     number_of = {
         key: numbers.setdefault(tuple(sorted(each.items())), len(numbers)) for key, each in by_id.items()
@@ -147,7 +147,7 @@ def different(several: Sequence[Mapping[int, T]]) -> tuple[list[dict[int, T]], l
 
 
 def state_tables(states: Sequence[ShardState]) -> list[NDArray[Any]]:
-    """Return the tensors with the tables of some shards, in their order."""
+    """Return the tensors with the tables of some shards, in order."""
     sets, set_of = different([each.groups for each in states])
     sums, sum_of = different([each.losses for each in states])
     tables = StateTables(

@@ -44,8 +44,8 @@ def read_text_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
         most_bytes: Maximum length of the text, in bytes; one of `bounds`.
 
     Raises:
-        RemoteProtocolError: The message has not exactly one tensor of bytes, or the text is too long or has
-            another type.
+        RemoteProtocolError: The message does not have exactly one tensor of bytes, or the text is too long or
+            has another type.
     """
     text = _only_bytes(message, "text", most_bytes)
     try:
@@ -55,7 +55,7 @@ def read_text_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
 
 
 def read_number(value: float | None) -> float:
-    """Return a number of JSON text, in which null is a number that is not finite, such as a diverged loss."""
+    """Return a number from JSON text, where null is a number that is not finite, such as a diverged loss."""
     return float("nan") if value is None else float(value)
 
 
@@ -72,14 +72,14 @@ def read_packed_tensor(message: Message, expected: Any, most_bytes: int) -> Any:
         most_bytes: Maximum number of bytes; one of `bounds`.
 
     Raises:
-        RemoteProtocolError: The message has not exactly one tensor of bytes, or the values are too long or
-            have another type.
+        RemoteProtocolError: The message does not have exactly one tensor of bytes, or the values are too long
+            or have another type.
     """
     return read_packed(_only_bytes(message, "packed", most_bytes), expected, of=message)
 
 
 def _only_bytes(message: Message, kind: str, most_bytes: int) -> bytes:
-    """Return the bytes of the only tensor of a message, within the limit."""
+    """Return the bytes of a message's only tensor, within the limit."""
     if len(message.tensors) != 1 or message.tensors[0].dtype != np.uint8:
         raise RemoteProtocolError("tensors", f"{message.type} must carry one {kind} tensor")
     size = message.tensors[0].nbytes

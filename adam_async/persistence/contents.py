@@ -1,19 +1,19 @@
 """Pure: the contents of a folder of segment files, from the scans of its files.
 
-For each name the state with the greatest generation and position counts, in whichever file it is: no file is
+For each name the state with the greatest generation and position counts, whichever file has it: no file is
 newer than another. The last `RoundRecord` has the facts of the folder: how far the files were on disk, the
 positions up to which no entries are needed, and the homes that the owner forgot.
 
-A file is *damaged* if whole frames of its own, or the newest round, prove that bytes after its last good
-frame were on disk. Otherwise these bytes were in flight at a crash: the tail is *torn*, and has no confirmed
+A file is *damaged* if whole frames in it, or the newest round, prove that bytes after its last good frame
+were on disk. Otherwise these bytes were in flight at a crash: the tail is *torn*, and has no confirmed
 record. The whole frames behind the damage still count. The rounds list the states that they have confirmed,
-so a reader can name the states that the damage has cost.
+so a reader can name the states that damage has cost.
 
-Damage may also hide a state together with its round. Each round has the numbers of the two rounds before it,
-so that a reader notices hidden rounds. Each round also lists the states of the round before it again. If two
-rounds in a row are hidden, and no later round lists a name, the state of this name may be older than the
-newest floor says, so a state below the floor counts as lost. A state also counts as lost if a readable round
-lists a newer one, even if the newest round was in flight, because the floor of that round counts.
+Damage may also hide a state together with its round. Each round has the numbers of the previous two rounds,
+so that a reader notices hidden rounds. Each round also lists the previous round's states again. If two rounds
+in a row are hidden, and no later round lists a name, that name's state may be older than the newest floor
+says. So a state below the floor counts as lost. A state also counts as lost if a readable round lists a newer
+one. This holds even if the newest round was in flight, because that round's floor counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,14 +73,14 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostState:
-    """A state that was confirmed to be on disk and is not there any more, or that damage may hide."""
+    """A state that was confirmed to be on disk and is no longer there, or that damage may hide."""
 
     name: StateName
     order: tuple[int, int]
-    """Generation and position of the state that was on disk; if damage may hide the state, the greatest ones
-    that it can have had."""
+    """Generation and position of the state that was on disk; if damage may hide the state, the greatest that
+    it can have had."""
     found: StateKey | None
-    """Key of the newest state that is still on disk, which is older; None if there is none."""
+    """Key of the newest, older state that is still on disk; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +89,17 @@ class Recovery:
 
     Attributes:
         states: Key of the newest whole state of each name.
-        entries: Keys of the log entries of each bundle that no round of states has covered, by position. Of
-            one position the newest generation's last entry counts, and an entry of a newer generation ends
-            older ones at and after its position, as in the log of a member.
-        floors: Position up to which every state has all entries, by home; a state in `lost` may lack some.
+        entries: Keys of each bundle's log entries that no round of states has covered, by position. At one
+            position the newest generation's last entry counts; an entry of a newer generation ends older ones
+            at and after its position, as in a member's log.
+        floors: By home, position up to which every state has all entries; a state in `lost` may lack some.
             Entries up to this position may be absent.
-        as_of: Wall-clock time of the last complete round of states, in seconds since 1970; updates up to this
-            time are in `states`. None if there is no such round.
-        torn: Tails that were cut off, which is normal after a crash in the middle of a write.
+        as_of: Wall-clock time of the last complete round of states, in seconds since 1970; updates up to then
+            are in `states`. None if there is no such round.
+        torn: Tails that were cut off, as is normal after a crash in the middle of a write.
         damages: Damage found. After any damage, each state may be older than the one that was on disk, and
             entries may be missing.
-        lost: States that the damage has or may have cost; another server's copy has to fill in.
+        lost: States that damage has cost or may have cost; another server's copy must fill in.
     """
 
     states: Mapping[StateName, StateKey] = field(default_factory=dict)
@@ -151,9 +151,9 @@ class Contents:
     """The contents of a folder.
 
     Attributes:
-        states: Newest whole state of each name, as its key and its place.
+        states: For each name the newest whole state, as its key and its place.
         entries: Places of the needed entries, by their keys.
-        files: Size of each file without damage after its torn tail is cut off, in bytes.
+        files: Size of each undamaged file after its torn tail is cut off, in bytes.
         torn, damages, lost: See `Recovery`.
         floors, forgotten, as_of: Fields of the newest round.
         number: Greatest number of a record.
@@ -192,7 +192,7 @@ def contents_of(scans: Sequence[Scan], names: Sequence[SegmentName]) -> Contents
     """Return the contents of a folder.
 
     Args:
-        scans: The files that are not in quarantine, those of each kind in the order in which they were made.
+        scans: The files that are not in quarantine, for each kind in the order in which they were made.
         names: The names of all segment files, including those in quarantine.
     """
     newest = next(reversed(_rounds(scans)), None)
@@ -244,7 +244,7 @@ def _number(found: Found) -> int:
 
 
 def _readable(each: Scan) -> tuple[Found, ...]:
-    """Return the records that count, beyond a bad frame only if the file's own frames prove damage."""
+    """Return the records that count; beyond a bad frame, only if the file's own frames prove damage."""
     return (*each.records, *each.beyond) if each.durable > each.end else each.records
 
 
@@ -284,7 +284,7 @@ def _needed_entries(
 ) -> dict[EntryKey, Location]:
     """Return the entries above the floors, by home and position, one of each position.
 
-    An entry of a newer generation ends the older ones at and after its position, as in the log of a member.
+    An entry of a newer generation ends the older ones at and after its position, as in a member's log.
     """
     known: dict[tuple[str, int], tuple[int, int, EntryKey, Location]] = {}
     for found in readable:
@@ -332,7 +332,7 @@ def _expected(
 def _listed(
     scans: Sequence[Scan], forgotten: Mapping[str, int]
 ) -> tuple[dict[StateName, tuple[int, int]], bool]:
-    """Return the newest listed state of each name, from the newest round back to two hidden ones in a row.
+    """Return each name's newest listed state, from the newest round back to two hidden ones in a row.
 
     Returns also whether the walk has ended at a list of all states instead, or at the first round of all.
     """

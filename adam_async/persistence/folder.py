@@ -1,11 +1,11 @@
-"""One folder of segment files, as its rounds of states and its log of entries share it.
+"""One folder of segment files, as shared by its rounds of states and its log of entries.
 
 A `SegmentWriter` appends frames to the files of one kind, one file after the other. A file begins with its
 start frame, durable before any other frame, so that each file of a folder has an owner. Appends are not
 durable before `sync`. A full disk costs only the append in progress: its bytes are cut off, and later appends
-go on from there. After any other failure, and any failure of a sync, the fate of unsynced bytes is unknown,
-because the system may have dropped them and report the next sync as a success; the error then ends the
-process (I11 of the reliability rules).
+go on from there. After any other failure, and any failed sync, the fate of unsynced bytes is unknown: the
+system may have dropped them and report the next sync as a success. The error then ends the process (I11 of
+the reliability rules).
 """
 
 import asyncio
@@ -73,7 +73,7 @@ def payload_of(record: SegmentRecord, content: Sequence[Part] = ()) -> Payload:
 
 
 def _frames_of(payloads: Sequence[Payload], position: int, durable: int, salt: bytes) -> list[Part]:
-    """Return the bytes of frames that follow one another, with their checksums; on the disk's thread."""
+    """On the disk's thread, return the bytes of consecutive frames, with their checksums."""
     parts: list[Part] = []
     for payload in payloads:
         parts += [frame_head(payload.parts, position=position, durable=durable, salt=salt), *payload.parts]
@@ -87,8 +87,8 @@ class SegmentWriter:
     Args:
         kind: `records.STATES` or `records.ENTRIES`.
         number: Number of its first file, which is made with the first append.
-        segment_bytes: Size at which a file ends and another one begins, in bytes.
-        durable_sizes: Size on disk of each file of the folder, in bytes; the writer keeps it up to date.
+        segment_bytes: Size at which a file ends and the next one begins, in bytes.
+        durable_sizes: Size on disk of each file in the folder, in bytes; the writer keeps it up to date.
     """
 
     def __init__(
@@ -288,8 +288,7 @@ class Folder:
         self.forgotten: dict[str, int] = dict(contents.forgotten)
         """Number up to which records do not count, by the home of each forgotten bundle."""
         self.as_of = contents.as_of
-        """Wall-clock time up to which all updates are on disk, in seconds since 1970; None if it is
-        unknown."""
+        """Wall-clock time up to which all updates are on disk, in seconds since 1970; None if unknown."""
         self.states, self.entries = (
             SegmentWriter(
                 each,
@@ -305,7 +304,7 @@ class Folder:
 
     @property
     def is_full(self) -> bool:
-        """Whether the last write of states or of entries found no room on the disk."""
+        """Whether the last write of states or entries found no room on the disk."""
         return bool(self._full)
 
     def next_number(self) -> int:
@@ -359,7 +358,7 @@ class Folder:
         self.forgotten[home] = self._number
 
     def newest(self, keys: Sequence[StateKey]) -> list[StateKey]:
-        """Return the newest keys of the same names, without those of forgotten bundles."""
+        """Return the newest keys of the same names, without forgotten bundles' keys."""
         states = self.usage.states
         return [states[name][0] for name in dict.fromkeys([key.name for key in keys]) if name in states]
 
@@ -463,7 +462,7 @@ class Folder:
         return split_content(await self.read_content(location), location.sizes)
 
     async def read_content(self, location: Location) -> bytes:
-        """Read the content of a record as one piece; errors as in `read`."""
+        """Read a record's content as one piece; errors as in `read`."""
         path = self.path / location.segment
         try:
             data = await self._disk.read_part(path, location.position, location.end)

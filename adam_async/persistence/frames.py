@@ -13,8 +13,8 @@ Theory of operation
 -------------------
 After a crash each unsynced frame may be whole, absent or torn, and recovery may drop it. It must not drop a
 durable frame, because the owner has confirmed it. The position `durable` separates the two cases. If a whole
-frame after the first bad one has a durable position beyond the bad one, then the bad one was durable, and the
-file is damaged. Otherwise all frames from the bad one on were in flight, and recovery cuts them off.
+frame after the first bad one has a durable position beyond it, then the bad frame was durable, and the file
+is damaged. Otherwise all frames from the bad one on were in flight, and recovery cuts them off.
 
 Damage to the last frames stays undetected if no later frame proves that they were durable: they look like a
 torn tail. The checksum of the head covers the size, so recovery never uses a wrong size. It covers the
@@ -36,11 +36,11 @@ _CRC = Struct("<I")
 _POSITION = Struct("<Q")
 
 MOST_CHECKED = 4
-"""Maximum size of the damaged payloads that are checked in a file, as a multiple of its size. Frames do not
-overlap, so a file exceeds it only if contents imitate heads of frames."""
+"""Maximum total size of the damaged payloads that are checked in a file, as a multiple of the file's size.
+Frames do not overlap, so a file exceeds it only if its contents imitate frame heads."""
 
 HEAD_BYTES = _HEAD.size + _CRC.size
-"""Size of the head of a frame, in bytes."""
+"""Size of a frame's head, in bytes."""
 
 
 class ImitatedHeadsError(ValueError):
@@ -142,7 +142,7 @@ def frames_beyond(data: bytes, position: int, salt: bytes = b"") -> Iterator[Fra
 
 
 def confirming_frame(data: bytes, end: int, salt: bytes = b"") -> Frame | None:
-    """Return a frame that proves damage at the end of the whole frames; None if the tail is torn.
+    """Return a frame that proves damage after the last whole frame; None if the tail is torn.
 
     Raises:
         ImitatedHeadsError: See `frames_beyond`.

@@ -1,9 +1,9 @@
 """Opens a folder of segment files: reads all files, repairs the folder, and returns it.
 
-Repairs, in this order, so that a crash in between loses nothing and the next opening repeats them:
+Repairs go in this order, so that a crash in between loses nothing and the next opening repeats them:
 
-1. Torn tails are cut off, and all files synced, because a killed process may have left bytes only in the page
-   cache, and its successor relies on them.
+1. Torn tails are cut off, and all files synced: a killed process may have left bytes only in the page cache,
+   and its successor relies on them.
 2. States and entries that only damaged files have are appended to new files, with a record of the damage and
    the losses, and synced.
 3. Damaged files are renamed. No later opening reads them.
@@ -40,14 +40,14 @@ from adam_async.runtime.disk import Disk
 from adam_async.runtime.machine import available_bytes
 
 START_BYTES = 4096
-"""Maximum size of the first frame of a file, in bytes."""
+"""Maximum size of a file's first frame, in bytes."""
 
 MOST_FILE_BYTES = 8 << 30
 """Maximum size of a segment file, in bytes: a payload has at most 4 GiB, and a file ends with the first
 append beyond `FlushSettings.segment_bytes`."""
 
 LOCK = "lock"
-"""Name of the locked file of a folder."""
+"""Name of a folder's locked file."""
 
 
 @contextmanager
@@ -99,7 +99,7 @@ async def opened(
 
 
 async def read_identity(disk: Disk, path: Path) -> Identity | None:
-    """Return the owner of a folder of segment files; None if no file names one. Changes nothing.
+    """Return the owner of a folder of segment files; None if no file names an owner. Changes nothing.
 
     Raises:
         DataError: No file names the owner, although a file is in quarantine or has more than a torn start.
@@ -157,7 +157,7 @@ async def _start(disk: Disk, path: Path) -> Start | None:
 
 
 def _segments(names: list[str]) -> list[SegmentName]:
-    """Return the names of segment files that are not in quarantine, in the order of their making."""
+    """Return the names of segment files that are not in quarantine, oldest first."""
     found = [each for each in map(segment_name, names) if each is not None]
     return sorted([each for each in found if not each.is_quarantined])
 

@@ -1,8 +1,8 @@
-"""Pure: keys of states and entries, settings of a store, and the payloads of frames in segment files.
+"""Pure: keys of states and entries, a store's settings, and the payloads of frames in segment files.
 
-The first frame of a file is its *start*: magic text, number of the format, and then, as MessagePack, the kind
-and number of the file and its owner. The payload of each later frame begins with the size of its *record*,
-4 bytes, and the record, as MessagePack. The content of a state or an entry follows; only the owner reads it.
+A file's first frame is its *start*: magic text, the number of the format, and then, as MessagePack, the
+file's kind, number and owner. The payload of each later frame begins with the size of its *record*, 4 bytes,
+and the record, as MessagePack. The content of a state or entry follows; only the owner reads it.
 
     StateRecord     one state of a shard
     EntryRecord     one entry of a bundle's log
@@ -33,12 +33,12 @@ newer."""
 
 
 LEADING = ""
-"""Home of the states of the owner itself. A round writes a changed one before each state that it copies
-later, so on the disk it is never older than the states of shards."""
+"""Home of the owner's own states. A round writes a changed one before each state that it copies later. So on
+the disk it is never older than the shards' states."""
 
 
 class StateName(NamedTuple):
-    """Name of a state: the home of its bundle, and the number of its shard.
+    """Name of a state: its bundle's home, and its shard's number.
 
     A parameter server writes pieces, and uses the number of a piece as the number of a shard.
     """
@@ -48,7 +48,7 @@ class StateName(NamedTuple):
 
 
 class StateKey(msgspec.Struct, frozen=True, array_like=True):
-    """Key of one state of a shard. Of two states with one name, the one with the greater `order` is newer."""
+    """Key of one state of a shard. If two have one name, the one with the greater `order` is newer."""
 
     home: Home
     shard: ShardNumber
@@ -70,7 +70,7 @@ class StateKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EntryKey(msgspec.Struct, frozen=True, array_like=True):
-    """Key of one entry of a bundle's log."""
+    """Key of one entry in a bundle's log."""
 
     home: Home
     position: Number
@@ -127,10 +127,10 @@ class FlushSettings:
     """Settings of a segment store.
 
     Attributes:
-        flush_s: Time from the first update of a shard to the round that writes it, in seconds.
+        flush_s: Time in seconds from a shard's first update to the round that writes it.
         dirty_bytes: Size of dirty states at which a round begins after half of `flush_s`, in bytes.
-        segment_bytes: Size at which a segment file ends and another one begins, in bytes.
-        batch_bytes: Size at which copied states are handed to the disk's thread, in bytes. One batch is
+        segment_bytes: Size at which a segment file ends and the next one begins, in bytes.
+        batch_bytes: Size at which copied states are handed to the disk's thread, in bytes. Only one batch is
             in memory at a time, and at most one further state.
     """
 
@@ -188,29 +188,27 @@ class EntryRecord(msgspec.Struct, frozen=True, array_like=True, tag="entry"):
 
 
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
-    """End of a round of states, or with `is_directory` the list of all states, in a new file.
+    """End of a round of states; with `is_directory`, the list of all states, in a new file.
 
-    The last such record in the last file of states has the facts of the whole folder.
+    The last such record in the last state file has the facts of the whole folder.
     """
 
     number: Number
     as_of: WallTime | None
-    """Wall-clock time up to which all updates are in the files, in seconds since 1970; None if it is
-    unknown."""
+    """Wall-clock time up to which all updates are in the files, in seconds since 1970; None if unknown."""
     states: tuple[StateKey, ...]
-    """Keys of the states of this round and of the one before it; in a directory the newest key of every
-    state."""
+    """Keys of the states in this round and the previous one; in a directory the newest key of every state."""
     floors: dict[Home, Number]
-    """Position up to which the files need no entries, by home, because the states have them."""
+    """By home, position up to which the files need no entries, because the states have them."""
     forgotten: dict[Home, Number]
     """Number up to which records do not count, by the home of each forgotten bundle."""
     files: dict[str, Number]
     """Size that each file of the folder has on disk at least, by name, without superfluous files."""
     is_directory: bool = False
     previous: tuple[Number, Number] = (0, 0)
-    """Numbers of the last two rounds before this one, the older one first; 0 for none. A reader thus notices
-    hidden rounds. In the first round after an opening both are the number of the last record of any kind, and
-    after a repair the number of its list of all states."""
+    """Numbers of the previous two rounds, the older first; 0 for none. A reader thus notices hidden rounds.
+    In the first round after an opening both are the number of the last record of any kind; after a repair,
+    the number of its list of all states."""
 
 
 class SyncedRecord(msgspec.Struct, frozen=True, array_like=True, tag="synced"):
@@ -231,7 +229,7 @@ def encode_start(kind: str, number: int, identity: Identity) -> bytes:
 
 
 def decode_start(payload: Part) -> Start | None:
-    """Return the first record of a file; None if the payload is that of no segment file.
+    """Return a file's first record; None if the payload does not begin a segment file.
 
     Raises:
         UnknownRecordError: The format is another one than this release's.
@@ -248,13 +246,13 @@ def decode_start(payload: Part) -> Start | None:
 
 
 def encode_record(record: SegmentRecord, content: Sequence[Part] = ()) -> list[Part]:
-    """Return the parts of a payload; they share the memory of the content."""
+    """Return the parts of a payload; they share the content's memory."""
     encoded = _encoder.encode(record)
     return [_SIZE.pack(len(encoded)) + encoded, *content]
 
 
 def decode_record(data: bytes, frame: Frame) -> tuple[SegmentRecord, int]:
-    """Return the record of a frame, and the position of its content in the file.
+    """Return a frame's record, and the position of its content in the file.
 
     Raises:
         UnknownRecordError: This release does not know the record, or it does not fit its frame.

@@ -2,28 +2,28 @@
 
 Theory of operation
 -------------------
-An update only marks its shard. After `flush_s` a round takes the marks: it copies one shard after the other
+An update only marks its shard. After `flush_s` a round takes the marks. It copies one shard after the other
 on the loop, hands batches of them to the disk's thread, and syncs once at the end (*folding*: many updates,
-one write). So a shard is written at most once per round and at most once per update, and the loop never
-waits for the disk.
+one write). So a shard is written at most once per round and at most once per update, and the loop never waits
+for the disk.
 
-A round ends with a record of the states in it, and of the files that belong to the folder. After its sync the
+A round ends with a record that has its states, and the files that belong to the folder. After its sync the
 older states of these shards are superseded, and files that have only superseded states are removed. The
-record comes first, so a file that is missing later is damage, and never an unfinished removal. An empty
-record follows, and is not synced: the head of this record proves that the round was on disk.
+record comes first, so a file that is missing later means damage, never an unfinished removal. An empty record
+follows, and is not synced: the head of this record proves that the round was on disk.
 
 If shards that seldom change keep old files in use, the files of states grow beyond twice the size of the
-states, plus one file. Then the round appends the states of these shards again (*compaction*). Compaction
-stops once it has written as many bytes as the updates, so the disk writes at most about two bytes per byte
-folded, without heads and records.
+states, plus one file. Then the round appends these shards' states again (*compaction*). Compaction stops once
+it has written as many bytes as the updates. So the disk writes at most about two bytes per byte folded, not
+counting heads and records.
 
-The owner may have states of its own (`records.LEADING`), such as facts without which the states of shards
-cannot be read. Before a round keeps the copy of a shard, it copies the owner's states that have changed, so a
-crash after any byte leaves no state of a shard that is newer than they are.
+The owner may have states of its own (`records.LEADING`), such as facts without which the shards' states
+cannot be read. Before a round keeps a shard's copy, it copies the owner's states that have changed. So after
+a crash at any byte, no shard's state is newer than they are.
 
 A round that takes longer than half of `flush_s` lengthens the pause before the next one, so the disk is busy
-for at most half of the time. The store reports this, because a crash may lose the updates of that time.
-A full disk ends a round early: its last batch is cut off, and the shards in it stay dirty.
+for at most half of the time. The store reports this, because a crash may lose that time's updates. A full
+disk ends a round early: its last batch is cut off, and the shards in it stay dirty.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class DirtyStates:
         self.leading: set[StateName] = set()
         """Dirty states of the owner itself."""
         self.nbytes = 0
-        """Size of the states of the dirty shards, in bytes."""
+        """Total size in bytes of the dirty shards' states."""
 
     def __len__(self) -> int:
         return len(self._marks)
@@ -108,9 +108,9 @@ class DirtyStates:
 
 Take = Callable[[StateName], Awaitable[State | None]]
 """Callback that copies the newest state of a shard, on the loop, between two entries. It returns None if it
-cannot copy now (an update comes first, or the owner has not loaded the recovered state yet); the state on
-disk stays, and a dirty shard stays dirty. The store awaits one call at a time, so that the owner can do other
-work in between."""
+cannot copy now (an update comes first, or the owner has not loaded the recovered state yet). The state on
+disk then stays, and a dirty shard stays dirty. The store awaits one call at a time, so that the owner can do
+other work in between."""
 
 YIELD_BYTES = 1 << 20
 """Size of copied states after which the loop does other work, in bytes."""
@@ -131,7 +131,7 @@ class _Round:
     keys: list[StateKey] = field(default_factory=list)
     """Keys of the states that are written."""
     batch: list[tuple[StateKey, Payload, Mark | None]] = field(default_factory=list)
-    """States that are copied and not yet written, with their marks."""
+    """States that are copied but not yet written, with their marks."""
     batch_bytes: int = 0
 
 
@@ -211,7 +211,7 @@ class Rounds:
             current.floors.pop(home, None)
             if home in self._folder.floors:
                 current.floors[home] = self._folder.floors[home]
-            # A full disk marks the states of the batch again, but not those of this bundle.
+            # A full disk marks the batch's states again, but not those of this bundle.
             current.batch = [
                 (key, payload, None if key.home == home else mark) for key, payload, mark in current.batch
             ]
@@ -232,7 +232,7 @@ class Rounds:
 
     @property
     def dirty_age_s(self) -> float:
-        """Age of the oldest update that no round has taken, in seconds; 0 if there is none."""
+        """Age in seconds of the oldest update that no round has taken; 0 if there is none."""
         oldest = self.dirty.oldest()
         return 0.0 if oldest is None else self._clock() - oldest
 
@@ -300,7 +300,7 @@ class Rounds:
         self._set_period(self.counts.round_s)
 
     def _set_period(self, round_s: float) -> None:
-        """Choose the time between rounds, and report when it exceeds `flush_s` and when it no longer does."""
+        """Choose the time between rounds, and report when it begins and ceases to exceed `flush_s`."""
         flush_s = self._settings.flush_s
         self.period_s = max(flush_s, round_s / BUSY_SHARE)
         if self.period_s > flush_s and not self._is_slow:
@@ -355,7 +355,7 @@ class Rounds:
     ) -> None:
         """Add a copy to the batch, behind changed states of the owner.
 
-        All come into one batch, because a full disk marks the states of its batch again.
+        All come into one batch, because a full disk marks its batch's states again.
 
         Args:
             departures: `_departures` before the copy.
@@ -427,7 +427,7 @@ class Rounds:
         await self._write_batch(current)
 
     async def _taken_or_read(self, name: StateName, known: tuple[StateKey, Location]) -> State | None:
-        """Return the owner's state; without one the state on disk, or None if it is damaged."""
+        """Return the owner's state; if there is none, the state on disk, or None if that is damaged."""
         state = await self._take(name)
         if state is not None:
             return state

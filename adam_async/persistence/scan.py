@@ -1,4 +1,4 @@
-"""Pure: the content of one segment file: its whole frames, and the durable positions that they prove."""
+"""Pure: one segment file's content: its whole frames, and the durable positions that they prove."""
 
 import re
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class SegmentName(NamedTuple):
 
 
 def segment_name(name: str) -> SegmentName | None:
-    """Read the name of a file; None if it is no segment file."""
+    """Read a file's name; None if it is not a segment file."""
     found = _NAME.fullmatch(name)
     return found and SegmentName(found[1], int(found[2]), found[3] == DAMAGED)
 
@@ -62,7 +62,7 @@ class Scan:
     """The content of one file.
 
     Attributes:
-        start: The first record; None if it is not whole.
+        start: The first record; None if incomplete.
         records: Records of the frames that follow one another from the first one on.
         beyond: Records of the whole frames after the first bad one.
         end: Position after the last frame of `records`.

@@ -1,4 +1,4 @@
-"""A write-back store of the states of shards, on disk behind a server.
+"""A write-back store of shards' states, on disk behind a server.
 
 Theory of operation
 -------------------
@@ -10,12 +10,12 @@ A server that must not lose an acknowledged update appends each log entry before
 (`EntryLog`). After a crash it takes its states from disk and applies the later entries again. Entries
 that the states cover are superfluous, so the files of entries stay short.
 
-Entries that arrive during a write and its sync wait, and the next write takes all of them (*group commit*).
-Once no entry waits, the log appends an empty record, and does not sync again: the head of this record proves
-that the entries before it were on disk, so later damage to them is not taken for a torn tail.
+Entries that arrive during a write and its sync wait, and the next write takes them all (*group commit*). Once
+no entry waits, the log appends an empty record without another sync. Its head proves that the earlier entries
+were on disk, so later damage to them is not taken for a torn tail.
 
-Both kinds of files consist of checksummed frames (`frames.py`). Damaged bytes are never returned: recovery
-takes for each shard the newest whole state, names what the damage cost, and puts damaged files into
+Both kinds of files consist of checksummed frames (`frames.py`). Damaged bytes are never returned: for each
+shard recovery takes the newest whole state. It names what the damage cost, and puts damaged files into
 quarantine (`contents.py`, `opening.py`). On a full disk the server goes on from memory. Any other failure of
 a write or a sync ends the process, because the fate of its bytes is unknown (`folder.py`).
 """
@@ -61,7 +61,7 @@ class EntryLog:
     """The entries of one folder.
 
     Args:
-        batch_bytes: Size of a write at which further entries wait for the next one, in bytes.
+        batch_bytes: Size of a write in bytes at which further entries wait for the next one.
         retry_s: Pause after a full disk, in seconds.
     """
 
@@ -124,7 +124,7 @@ class EntryLog:
                 each.done.set_result(None)
 
     def _group(self) -> list[_Waiting]:
-        """Return the first entries that wait; they stay in the queue until they are on disk."""
+        """Return the first waiting entries; they stay in the queue until they are on disk."""
         group: list[_Waiting] = []
         size = 0
         for each in self._waiting:
@@ -140,13 +140,13 @@ def _sizes(parts: Sequence[Part]) -> tuple[int, ...]:
 
 
 class SegmentStore:
-    """The states of the shards of one store of arrays on one server, in a folder of its own.
+    """The states of one store's shards on one server, in a separate folder.
 
     Args:
         disk: Disk of the states, made with `private`. The caller owns the disk.
-        entries_disk: Disk of the log entries, with a thread of its own, so that a durable append does not
-            wait behind a round of states; `disk` itself works too.
-        path: Folder of this server and this store alone; it is made if absent.
+        entries_disk: Disk of the log entries with a separate thread, so that a durable append does not wait
+            behind a round of states; `disk` itself works too.
+        path: Folder that only this server and this store use; made if absent.
         identity: Owner of the folder.
         take: Copies a state.
         clock: Returns the time of the loop's clock, in seconds.
@@ -185,11 +185,11 @@ class SegmentStore:
         """Lock, read and repair the folder, for as long as the block lasts. `recovery` has the contents then.
 
         All recovered states and entries are on disk when the block begins. Run `run` in the block, as a task.
-        The end of the block writes nothing: call `flush` before it, for an orderly end.
+        The block's end writes nothing: for an orderly end, call `flush` before it.
 
         Raises:
             OtherRun, OtherContents, OtherFormat: The folder is another owner's; it stays untouched.
-            ConfigError: Another process has the folder, or it cannot be read, made or repaired.
+            ConfigError: Another process has the folder, or the folder cannot be read, made or repaired.
             DiskFailed: A write failed.
         """
         async with opening.opened(
@@ -217,7 +217,7 @@ class SegmentStore:
             yield self
 
     async def read_state(self, name: StateName) -> tuple[StateKey, list[memoryview]]:
-        """Read the newest state of a name on disk; the parts have the borders of `State.parts`.
+        """Read a name's newest state on disk; the parts have the borders of `State.parts`.
 
         Raises:
             KeyError: The folder has no state of this name.
@@ -268,7 +268,7 @@ class SegmentStore:
         self._rounds.release(home)
 
     async def append_durably(self, key: EntryKey, parts: Sequence[Part]) -> None:
-        """Append a log entry; it is on disk on return. One ``fdatasync`` serves all calls that wait.
+        """Append a log entry; return once it is on disk. One ``fdatasync`` serves all calls that wait.
 
         Calls return in their order. On a full disk a call waits until there is room. Cancelling it drops the
         answer only. The parts must not change before the return.
@@ -289,7 +289,7 @@ class SegmentStore:
         await self._rounds.flush()
 
     async def run(self) -> None:
-        """Write rounds and entries until cancelled. Its end fails all waiting and later calls.
+        """Write rounds and entries until cancelled. When it ends, all waiting and later calls fail.
 
         Raises:
             DiskFailed: A write or sync failed for another reason than a full disk. The caller ends its

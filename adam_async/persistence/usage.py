@@ -1,9 +1,9 @@
-"""Pure: which files of a folder are in use, by which states and entries; the counts and ages of a store.
+"""Pure: which states and entries use which files of a folder; a store's counts and ages.
 
-A state is in use until a newer one of its name is appended, an entry until a round of states covers it. A
-file without a state or an entry in use is superfluous. A file of which little is in use is a victim of
-compaction: its states are appended again, so that it becomes superfluous. At most half of a victim is in use,
-so compaction frees at least as many bytes as it writes.
+A state is in use until a newer one with its name is appended, an entry until a round of states covers it. A
+file without a state or an entry in use is superfluous. A file with little in use is a victim of compaction:
+its states are appended again, so that it becomes superfluous. At most half of a victim is in use, so
+compaction frees at least as many bytes as it writes.
 """
 
 from collections.abc import Collection, Mapping
@@ -14,12 +14,11 @@ from adam_async.persistence.records import STATES, EntryKey, StateKey, StateName
 from adam_async.persistence.scan import segment_name
 
 MOST_UNUSED = 2
-"""Size of the files of states, per byte in use, above which compaction begins; the size of one file is
-allowed in addition."""
+"""Size of the state files, per byte in use, above which compaction begins, plus the size of one file."""
 
 
 class Usage:
-    """The states of a folder, and the use of its files.
+    """A folder's states, and the use of its files.
 
     Args:
         contents: The contents at the opening.
@@ -27,7 +26,7 @@ class Usage:
 
     def __init__(self, contents: Contents) -> None:
         self.states: dict[StateName, tuple[StateKey, Location]] = {}
-        """Key and place of the newest state of each name."""
+        """Key and place of each name's newest state."""
         self.sizes: dict[str, int] = {}
         """Size of each file, in bytes."""
         self.live_bytes = 0
@@ -58,7 +57,7 @@ class Usage:
         self._entries.pop(segment, None)
 
     def put(self, key: StateKey, location: Location) -> None:
-        """Note a new state, which takes the place of the older one of its name."""
+        """Record a new state, which replaces the older one with its name."""
         self._drop(key.name)
         self.states[key.name] = key, location
         self._names.setdefault(location.segment, set()).add(key.name)
@@ -86,7 +85,7 @@ class Usage:
     def superfluous(
         self, current: Collection[str], floors: Mapping[str, int], forgotten: Mapping[str, int]
     ) -> list[str]:
-        """Return the files without a state or an entry in use, except those that still grow.
+        """Return the files without a state or entry in use, except those that still grow.
 
         Args:
             current: Files that still grow.
@@ -106,16 +105,15 @@ class Usage:
 
     @property
     def state_files_bytes(self) -> int:
-        """Size of all files of states, in bytes."""
+        """Total size of the state files, in bytes."""
         return sum([size for segment, size in self.sizes.items() if _has_states(segment)])
 
     def victims(self, current: Collection[str], spare_bytes: int) -> list[StateName]:
-        """Return the states to append again, in the order in which to append them.
+        """Return the states to append again, in order.
 
         Args:
             current: Files that still grow.
-            spare_bytes: Size of superseded states that may stay in addition to what `MOST_UNUSED` allows, in
-                bytes.
+            spare_bytes: Size in bytes of superseded states that may stay beyond what `MOST_UNUSED` allows.
         """
         excess = self.state_files_bytes - MOST_UNUSED * self.live_bytes - spare_bytes
         found: list[StateName] = []
@@ -139,7 +137,7 @@ def _has_states(segment: str) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class RoundCounts:
-    """Counts of the rounds of a store since its opening."""
+    """Counts of a store's rounds since its opening."""
 
     rounds: int = 0
     """Number of complete rounds of states."""
@@ -172,18 +170,18 @@ class SegmentStatistics(RoundCounts):
     dirty: int = 0
     """Number of shards with updates that no round has taken."""
     dirty_age_s: float = 0.0
-    """Age of the oldest update that no round has taken, in seconds; 0 if there is none."""
+    """Age in seconds of the oldest update that no round has taken; 0 if there is none."""
     in_round: bool = False
     """Whether a round is in progress: its states are neither dirty nor on disk."""
     period_s: float = 0.0
     """Present time between the beginnings of two rounds, in seconds: more than `flush_s` if the disk is too
     slow."""
     on_disk_as_of: float | None = None
-    """Wall-clock time up to which all updates are on disk, in seconds since 1970; None if it is unknown."""
+    """Wall-clock time up to which all updates are on disk, in seconds since 1970; None if unknown."""
     is_full: bool = False
     """Whether the last write found no space on the disk."""
 
     @property
     def amplification(self) -> float:
-        """Number of bytes written to files of states per byte of updated states; 1 before any update."""
+        """Number of bytes written to state files per byte of updated states; 1 before any update."""
         return self.written_bytes / self.state_bytes if self.state_bytes else 1.0

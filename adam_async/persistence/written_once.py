@@ -1,11 +1,11 @@
 """A folder of segment files that is written once and read whole, such as a checkpoint.
 
-The last file is the *head*. It has the states that a reader needs first, and a round with the keys of all
-states and the sizes of all other files. So a reader of the head alone knows the folder, and names each file
-that is missing or has another size. Nothing is appended later: each byte outside of a whole frame is damage.
-The format is that of a server's folder; only the order of the states differs.
+The last file is the *head*. The head has the states that a reader needs first, and a round with the keys of
+all states and the sizes of all other files. So a reader of the head alone knows the folder, and names each
+file that is missing or has another size. Nothing is appended later: each byte outside of a whole frame is
+damage. The format is that of a server's folder; only the order of the states differs.
 
-The reader trusts no file, because a folder may come from elsewhere. It opens regular files only, under the
+The reader trusts no file, because a folder may come from elsewhere. It opens only regular files, under the
 names of segment files, and reads no more bytes than the available memory has room for.
 """
 
@@ -89,7 +89,7 @@ class Head:
     Attributes:
         identity: Owner of the folder.
         states: States of the head itself, by name.
-        keys: Keys of all states of the folder.
+        keys: Keys of all states in the folder.
         file: Name of the file with the head.
         nbytes: Size of this file, in bytes.
         files: Size of each other file in bytes, by name.
@@ -120,7 +120,7 @@ async def write_once(
         Size of all files, in bytes; 0 if the folder is given up, and must be removed.
 
     Raises:
-        OSError: The disk has no room, or a write failed; the folder must be removed.
+        OSError: The disk has no room, or a write failed; the caller must remove the folder.
     """
     sizes: dict[str, int] = {}
 

@@ -1,4 +1,4 @@
-"""The report of a run; its events and metrics; the doctor of a machine; the evaluation of a saved model.
+"""A run's report; its events and metrics; the doctor of a machine; the evaluation of a saved model.
 
 `report.py` receives the result of a run, with the counts of every node, and builds one JSON document. The
 document includes the rate of the bare kernels (`baseline.py`). The rate of the run divided by this rate is

@@ -1,13 +1,13 @@
 """The baseline: the rate of a run's kernels on the run's number of threads, without roles and messages.
 
 Each thread of a compute pool trains its own weights (in a run in place, all threads share one set) on groups
-of real training images, in slices of about 50 ms, between which a cancellation takes effect. The rate is
-images per second of compute time, times the threads. Two slices per thread are always queued, so the threads
-never wait, and the time between two slices does not count.
+of real training images. It works in slices of about 50 ms, between which a cancellation takes effect. The
+rate is images per second of compute time, times the threads. Two slices per thread are always queued, so the
+threads never wait; the time between two slices does not count.
 
-A training rate alone depends on the machine as much as on the program. The operations per second of training,
+A training rate alone depends on the machine as much as on the program. Training's operations per second,
 divided by the rate of matrix products (sgemm) on as many threads, are the share of the machine that training
-uses. The matrices have 512 rows and columns: they fit into the caches, at almost the best rate of a BLAS.
+uses. The matrices have 512 rows and columns: they fit into the caches, at almost a BLAS's best rate.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ SGEMM_S = 0.3
 """Duration of the products on all threads, in seconds, after one uncounted product per thread."""
 
 OPERATIONS = 2 * SIDE**3
-"""Number of operations of one product: two for each multiply-add."""
+"""Number of operations in one product: two per multiply-add."""
 
 
 class Factors:
@@ -50,7 +50,7 @@ class Factors:
 
 
 async def measure_sgemm(threads: int, seconds: float = SGEMM_S) -> float:
-    """Multiply on all threads at once; returns operations per second of all of them together.
+    """Multiply on all threads at once; return their total operations per second.
 
     The BLAS must use one thread, as under the command line; more threads would change the measurement.
 
@@ -66,7 +66,7 @@ async def measure_sgemm(threads: int, seconds: float = SGEMM_S) -> float:
 async def keep_busy(
     pool: ComputePool, job: Callable[..., int], seconds: float, *arguments: Any, cost: str
 ) -> int:
-    """Run a job on every thread of a pool for a time, with the thread's context; return the sum of the
+    """Run a job on every thread of a pool for a time, with the thread's context; return the summed
     results."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
@@ -91,7 +91,7 @@ SLICE_S = 0.05
 
 SECONDS = 3.0
 WARM_UP_S = 0.3
-"""Default time of training before the measurement of the baseline, in seconds."""
+"""Default time in seconds of training before the baseline is measured."""
 
 IMAGES = 4096
 """Maximum number of images that a thread repeats: 3 MB for MNIST, more than a core's own caches usually
@@ -105,8 +105,8 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     before: float
     after: float
     sgemm: float
-    """Operations per second of single-precision matrix products on as many threads: mean of a measurement
-    before training and one after it."""
+    """Operations per second of single-precision matrix products on as many threads: the mean of measurements
+    before and after training."""
 
     @property
     def images_per_s(self) -> float:
@@ -138,7 +138,7 @@ class BareLoop:
     Args:
         images: Training images, uint8 (N, C, H, W), N at least one.
         labels: Their classes, (N,).
-        weights: Weights and rule state that several threads share; None: weights of its own.
+        weights: Weights and rule state that several threads share; None: separate weights.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class BareLoop:
         self._at = 0
 
     def train(self, groups: int) -> int:
-        """Train a number of groups like the job of a compute thread; return the number of their images."""
+        """Train a number of groups as a compute thread's job does; return their number of images."""
         trained = self._trained
         inputs = [self._next() for _ in range(groups)]
         for _ in self._step.train_groups(
@@ -204,13 +204,13 @@ async def measure(
     seconds: float = SECONDS,
     warm_up_s: float = WARM_UP_S,
 ) -> float:
-    """Run the bare kernel loop on its own threads; returns images per second of all threads together.
+    """Run the bare kernel loop on separate threads; return the total images per second.
 
     Args:
         images: Training images, uint8 (N, C, H, W); each thread starts at a different one.
         shared: Whether all threads train the same weights.
-        warm_up_s: Duration of a warm-up before the measurement, and maximum duration of the search for the
-            number of groups in a slice before it, in seconds.
+        warm_up_s: Duration in seconds of a warm-up before the measurement, and maximum duration of the
+            earlier search for a slice's number of groups.
 
     A cancellation ends the loop after the current slices of the threads.
 

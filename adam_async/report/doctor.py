@@ -1,4 +1,4 @@
-"""The doctor: checks of all requirements of a run on this machine.
+"""The doctor: checks all that a run needs on this machine.
 
 Every line is one finding: ``ok``; ``slow``, with the name of a faster way; or ``broken`` (a run would fail),
 with a remedy. The checks use real parts: several threads multiply matrices at once, a link is opened and
@@ -37,13 +37,13 @@ LEAST_NUMPY = (2, 3, 5)
 
 ROUND_TRIPS = 500
 LINK_S = 10.0
-"""Deadline of the check of the loopback link, in seconds."""
+"""Deadline in seconds for checking the loopback link."""
 
 PRODUCTS = 32
 """Number of matrix products per thread in the check of concurrent products."""
 
 KERNELS_S = 0.3
-"""Duration of the measurement of each set of kernels, in seconds, after a warm-up."""
+"""Duration in seconds of measuring each set of kernels, after a warm-up."""
 
 DRAWN_IMAGES = 256
 RATE = 1e-4
@@ -58,7 +58,7 @@ EXTRAS = (
     ("asyncssh", "ssh", "`launch ssh` needs it"),
     ("ray", "ray", "`launch ray` needs it"),
 )
-"""Optional packages, each with its extra, and the consequence of its absence or its use."""
+"""Optional packages, each with its extra and what follows if it is absent or used."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ async def examine(
 
     Args:
         entropy: Random bytes for the handshake of the loopback link.
-        spec: Model of the checks of kernels and working sets; None: `mnist-adam`.
+        spec: Model used to check kernels and working sets; None: `mnist-adam`.
 
     A cancellation leaves no files or tasks.
     """
@@ -175,7 +175,7 @@ def _kib(size: int | None) -> str:
 async def check_kernels(spec: ModelSpec, images_per_group: int, *, installed: bool) -> Finding:
     """Measure the kernels: each set trains for a moment, on one thread.
 
-    Kernels that are not compiled are not measured, because the compilation takes too long here.
+    Kernels that are not compiled are not measured, because compiling takes too long here.
     """
     plain = await _images_per_s(spec, images_per_group, "numpy")
     trains = f"{spec.name} at {images_per_group} images per group on one thread"
@@ -248,9 +248,9 @@ def check_working_sets(machine: Machine, spec: ModelSpec, images_per_group: int)
 
 
 async def check_products(threads: int) -> Finding:
-    """Run A @ B.T in several threads at once; each result must equal the result of one thread alone.
+    """Run A @ B.T in several threads at once; each result must equal a single thread's.
 
-    A BLAS without thread safety gives wrong numbers here, and would spoil training without an error.
+    A BLAS that is not thread-safe gives wrong numbers here, and would spoil training without an error.
     """
     threads = max(threads, 2)
     dice = Dice(1)

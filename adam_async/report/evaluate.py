@@ -23,7 +23,7 @@ MOST_NAMED = 5
 """Maximum number of classes that an error lists."""
 
 UNKNOWN = -1
-"""Number of a class of the data that the model lacks."""
+"""Number for classes of the data that the model lacks."""
 
 
 class ClassResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Marked = tuple[NDArray[np.int64], float]
-"""Classes of the correctly classified images of a batch, and the sum of the losses of all its images."""
+"""Classes of a batch's correctly classified images, and the summed losses of all its images."""
 
 
 class Exam:
@@ -173,9 +173,9 @@ def _check_images(network: Network, dataset: Dataset) -> None:
 def model_numbers(network: Network, class_names: Sequence[str], dataset: Dataset) -> NDArray[np.int64]:
     """Match each class of the data with a class of a model.
 
-    Names decide if both have names. A name that is a number matches the class of that number if one side has
-    only numbers. Otherwise the order of classes decides; only data without class names may then have fewer
-    classes than the model.
+    Names decide if both have names. A name that is a number matches the class with that number if one side
+    has only numbers. Otherwise the order of classes decides; only data without class names may then have
+    fewer classes than the model.
 
     Returns:
         Shape (classes of the data,): numbers of the model's classes, or `UNKNOWN`.

@@ -1,9 +1,9 @@
-"""The counts of roles, and the status of a run, in the text format of Prometheus.
+"""The counts of roles, and a run's status, in Prometheus's text format.
 
 The names come from the fields of `adam_async.run.counts`: ``WorkerCounts.clock_wait_s`` of a worker is
-``adam_worker_clock_wait_seconds_total``. A number that only grows is a counter, another one a gauge, and the
+``adam_worker_clock_wait_seconds_total``. A number that only grows is a counter, any other number a gauge; the
 buckets of durations and of staleness are histograms. The only labels are the node, and the message type of
-sent bytes: series do not grow with shards, clients or peers. The help of a metric names its field, whose
+sent bytes, so series do not grow with shards, clients or peers. The help of a metric names its field, whose
 meaning is in docs/reference/report.md.
 """
 
@@ -23,13 +23,13 @@ from adam_async.runtime.clock import DURATIONS_S
 from adam_async.runtime.traffic import TrafficRow
 
 UNITS = (("_mb", "_bytes", float(1 << 20)), ("_s", "_seconds", 1.0))
-"""End of the name of a field, end of the name of its metric, and the field's unit in that of the metric."""
+"""Ending of a field's name, ending of its metric's name, and the field's unit in the metric's unit."""
 
 STALENESS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Upper bounds of the buckets of staleness."""
+"""Upper bounds of the staleness buckets."""
 
 LEFT_OUT = ("pid", "as_of", "lag_s")
-"""Fields that are no measure, or that a histogram has."""
+"""Fields that are not a measure, or that a histogram has."""
 
 VERDICTS: dict[Verdict, int] = {"well": 0, "degraded": 1, "ending": 2}
 
@@ -52,7 +52,7 @@ class Exposition:
             lines.append(f"{name}{_labels(labels)} {value:.15g}")
 
     def add_histogram(self, name: str, buckets: _Buckets, total: float, *, help: str, **labels: str) -> None:
-        """Add a histogram: the numbers of events up to each bound, and the sum of their sizes."""
+        """Add a histogram: the number of events up to each bound, and their summed sizes."""
         lines = self._metrics.setdefault(name, ("histogram", help, []))[2]
         count = 0
         for bound, events in buckets:
@@ -131,9 +131,10 @@ def add_status(found: Exposition, status: ClusterStatus) -> None:
 
 
 def _numbers(record: object, prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
-    """Yield the numbers of a record, in its records too: name, value, and whether it only grows.
+    """Yield a record's numbers, including those in its records: name, value, and whether it only grows.
 
-    A histogram is a tuple of its buckets and its sum. Of records by name, the growing numbers are added up.
+    A histogram is a tuple of its buckets and its sum. If records are given by name, their growing numbers are
+    added up.
     """
     kinds = _grows(type(record))
     for field, grows in kinds.items():
@@ -199,7 +200,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def role_metrics(role: Role) -> str:
-    """Return the metrics of a role; those of the leading controller have the copies and the lost roles."""
+    """Return a role's metrics; the leading controller's have the copies and the lost roles."""
     found = Exposition()
     add_counts(found, role.statistics())
     for name, counts in role.store_counts().items():
@@ -210,11 +211,11 @@ def role_metrics(role: Role) -> str:
 
 
 def run_metrics(own: Counts, progress: Progress, *, with_roles: bool) -> str:
-    """Return the metrics of a driver, with the state of its run.
+    """Return a driver's metrics, with its run's state.
 
     Args:
         own: Counts of the driver.
-        with_roles: Whether the metrics have the counts of the roles, which have no endpoint of their own.
+        with_roles: Whether the metrics have the counts of the roles, which have no separate endpoints.
     """
     found = Exposition()
     add_counts(found, own)

@@ -1,4 +1,4 @@
-"""The report of a run, one JSON document; docs/reference/report.md explains its fields.
+"""A run's report, one JSON document; docs/reference/report.md explains its fields.
 
 The structs below are the schema. The source is `RunResult`, with the counts of every node, so runs in one
 process and in many processes have reports of the same form.
@@ -162,7 +162,7 @@ def build_report(
     """Build the report of a run.
 
     Args:
-        config: The run's options; the report has them with the rate of the run.
+        config: The run's options; the report has them with the run's rate.
         baseline: The bare kernel loop; None if it was not measured.
     """
     totals, model = _totals(result), result.model
@@ -282,7 +282,7 @@ def _checkpoint_age(result: RunResult) -> int | None:
 
 
 def _memory_mb(roles: Iterable[Counts]) -> float:
-    """Return the sum of all processes' peak memory, in MB; of one process, only the largest value counts."""
+    """Return all processes' summed peak memory in MB; of one process, only the largest value counts."""
     peaks: dict[tuple[str, int], float] = {}
     for each in roles:
         key = each.host, each.pid

@@ -1,4 +1,4 @@
-"""The name of the format of reports, which a command checks before it imports the classes of a report."""
+"""The name of the report format, which a command checks before it imports a report's classes."""
 
 import msgspec
 

@@ -1,11 +1,11 @@
-"""The stream of events of a run or a store, with any number of readers; slow readers lose the oldest events.
+"""The event stream of a run or store, with any number of readers; slow readers lose the oldest events.
 
-A publisher never waits: `publish` puts an event into the bounded memory of each reader. An event with the
-counts of a role, or with a status, takes the place of the unread one before it. Every event that a reader
-loses adds to its next `Dropped`.
+A publisher never waits: `publish` puts an event into the bounded memory of each reader. An event with a
+role's counts, or with a status, replaces an earlier unread one. Every event that a reader loses adds to its
+next `Dropped`.
 
-A `Callback` gets the events in a thread of its own, so it may write files or ask servers. `EventFile` is the
-one for `--events`: it writes one JSON object a line; older lines are in FILE.1, FILE.2 and FILE.3.
+A `Callback` gets the events in a separate thread, so it may write files or ask servers. `EventFile` is the
+callback for `--events`: it writes one JSON object a line; older lines are in FILE.1, FILE.2 and FILE.3.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ MOST_UNREAD = 1024
 """Maximum number of unread events of one reader."""
 
 END_S = 5.0
-"""Time in which a callback takes its last events and closes at the end of a run, in seconds."""
+"""Time in seconds in which a callback takes its last events and closes when a run ends."""
 
 
 class Callback:
-    """Watches runs, or a store: a program fills in `on_event`. It runs in a thread of its own."""
+    """Watches runs, or a store: a program fills in `on_event`. It runs in a separate thread."""
 
     def on_event(self, event: AnyEvent) -> None:
         """Take one event. If it raises, a warning has the error, and the callback gets no further event."""
@@ -43,7 +43,7 @@ class Callback:
 
 
 class EventReader:
-    """One reader of a stream; `EventStream.reader` makes it."""
+    """One reader of a stream, made by `EventStream.reader`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -54,7 +54,7 @@ class EventReader:
         """Set while there are unread events."""
 
     def put(self, event: AnyEvent) -> None:
-        """Add an event; drop the one that it replaces, or the oldest one of too many."""
+        """Add an event; drop the one that it replaces, or if there are too many, the oldest."""
         self._put += 1
         key = replaces(event) or self._put
         if self._unread.pop(key, None) is not None:
@@ -136,7 +136,7 @@ class EventStream:
 
 
 def texts(on_text: Callable[[str], object]) -> Callable[[AnyEvent], None]:
-    """Return a listener that calls a function with the sentence of each event that has one."""
+    """Return a listener that calls a function with each event's sentence, if it has one."""
 
     def on_event(event: AnyEvent) -> None:
         if text := text_of(event):
@@ -152,7 +152,7 @@ def check_callbacks(callbacks: object) -> None:
 
 
 class Caller:
-    """Passes the events of a stream to a callback in a thread, from its construction until `finish`.
+    """In a thread, passes a stream's events to a callback, from construction until `finish`.
 
     The caller runs `run` as a task of its group, and cancels it before `finish`.
     """
@@ -207,13 +207,13 @@ class Caller:
 
 
 MOST_BYTES = 64 << 20
-"""Size of a file above which the next lines go to a new one, in bytes."""
+"""Size of a file in bytes above which the next lines go to a new one."""
 
 KEPT = 3
-"""Number of earlier files of one run."""
+"""Number of earlier files that one run keeps."""
 
 REPEAT_S = 10.0
-"""Least time between two lines with the counts of one role, or with the status, in seconds; they are long."""
+"""Least time in seconds between two lines with one role's counts, or with the status: they are long."""
 
 
 class EventFile(Callback):
@@ -224,7 +224,7 @@ class EventFile(Callback):
         most_bytes: Size at which the file is full.
 
     Raises:
-        DataError: In `on_event`, so that the run goes on without the file, which cannot be written.
+        DataError: In `on_event`, so that the run continues without the file if it cannot be written.
     """
 
     def __init__(self, path: Path, *, most_bytes: int = MOST_BYTES) -> None:

@@ -1,9 +1,9 @@
 """Scalars of a run or a store in a file that TensorBoard reads.
 
-A file is a sequence of records: the length of the data as a little-endian 64-bit number, its checksum, the
-data, their checksum. A checksum is a CRC-32C, rotated and moved by a constant (TensorFlow,
+A file is a sequence of records: the data's length as a little-endian 64-bit number, its checksum, the data,
+their checksum. A checksum is a CRC-32C, rotated and moved by a constant (TensorFlow,
 `core/lib/io/record_writer.h`). The data are a protocol buffer `Event` (`core/util/event.proto`) with the
-time, the step, and a summary of one scalar; its few fields are written here, so no package is needed.
+time, the step, and a summary of one scalar. Its few fields are written here, so no package is needed.
 """
 
 import platform
@@ -32,7 +32,7 @@ class TensorBoard(Callback):
         folder: Folder of this run; TensorBoard shows each folder as one run.
 
     Raises:
-        DataError: In `on_event`, so that the run goes on without the file, which cannot be written.
+        DataError: In `on_event`, so that the run continues without the file if it cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,7 +61,7 @@ class TensorBoard(Callback):
 
 
 def scalars_of(event: AnyEvent) -> tuple[int, Scalars]:
-    """Return the step of an event, and its known scalars by name: none if it has no scalars.
+    """Return an event's step, and its known scalars by name: none if it has no scalars.
 
     The step is the number of trained images for samples, the epoch for accuracies, and the steps of an
     optimizer.

@@ -13,11 +13,11 @@ Outside this room only functions of the command `adam-async export` import it.
         optimizer.step()
 
 `TorchStep` trains a module with `adam-async train`, and `from_torch` reads its data from a PyTorch dataset.
-`to_module` makes a module of a network of this package, and `from_module` a network of a module.
+`to_module` turns a network of this package into a module, and `from_module` a module into a network.
 
-The optimizer collects the gradients of a step (`gradients.py`), and begins an exchange with the store
-(`exchanges.py`): a push, and a pull if one is due. A `TorchStep` loads the values of a run into a copy of the
-module (`module_copy.py`), and writes the gradients of a batch for the worker, which pushes them.
+The optimizer collects a step's gradients (`gradients.py`), and begins an exchange with the store
+(`exchanges.py`): a push, and a pull if one is due. A `TorchStep` loads a run's values into a copy of the
+module (`module_copy.py`), and writes a batch's gradients for the worker, which pushes them.
 
     optimizer.py             start here: `RemoteOptimizer`: steps, local steps, pulled values, state
     parameters.py            parameters of a module as arrays of a store, checked; parameter groups, resolved;

@@ -1,15 +1,15 @@
-"""The buffers of a module, such as the statistics of BatchNorm, and their policies.
+"""A module's buffers, such as BatchNorm statistics, and their policies.
 
 - ``local``: each client keeps its own buffers.
-- ``averaged``: all clients push the changes of their buffers, and the store adds the mean of the changes.
+- ``averaged``: all clients push the changes of their buffers, and the store adds the mean change.
 - ``push``: the store has the buffers of this client.
 - ``pull``: this client takes the buffers of the store.
 
-Buffers in a store are arrays with the rule `Sgd(rate=1)`. A client pushes the values that it last pulled,
-less its current ones, as a gradient. The push therefore adds the client's changes to the array: divided by
-the number of clients for ``averaged`` (in bsp the servers take the mean), and undivided for ``push``. The
-servers apply these pushes exactly once, as all others. Only buffers of float32 and float64 that `state_dict`
-has are in a store. Others, such as `num_batches_tracked`, stay local.
+Buffers in a store are arrays with the rule `Sgd(rate=1)`. As a gradient, a client pushes the values that it
+last pulled minus its current ones. So the push adds the client's changes to the array: divided by the number
+of clients for ``averaged`` (in bsp the servers take the mean), and undivided for ``push``. The servers apply
+these pushes exactly once, like all others. Only buffers of float32 and float64 that `state_dict` has are in a
+store. Other buffers, such as `num_batches_tracked`, stay local.
 
 With several pushes in flight, each has the changes since the push before it. Pulled values replace the values
 that the buffers had at the push before the pull. The module's later changes stay, in the buffers and in the
@@ -57,7 +57,7 @@ def shared_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
 def arrays_with_buffers(
     module: nn.Module, rule: StoreRule | Mapping[str, StoreRule]
 ) -> tuple[dict[str, NDArray[Any]], dict[str, StoreRule]]:
-    """Return the arrays of a module's parameters and buffers, and their rules, for `ParameterStore.open`.
+    """For `ParameterStore.open`, return the arrays of a module's parameters and buffers, and their rules.
 
     Args:
         module: The module.
@@ -155,7 +155,7 @@ class Buffers:
 
         Args:
             snapshot: Values of the buffers at this push.
-            last: Values of the buffers at the newest push in flight that has buffers; None if there is none.
+            last: Values of the buffers at the newest push in flight that has buffers; None without one.
         """
         if self._policy == "pull":
             return {}
@@ -180,7 +180,7 @@ class Buffers:
         Args:
             values: The store's values after the push of the snapshot.
             snapshot: Values of the buffers at that push.
-            later: Snapshots of later pushes in flight; the call adds `values` less `snapshot` to them.
+            later: Snapshots of later pushes in flight; the call adds `values` minus `snapshot` to them.
         """
         for name, array in snapshot.items():
             buffer, new = self._buffer(name), np.array(values[name])

@@ -1,13 +1,12 @@
 """Changes of a module's parameters that no optimizer of this package made, found before a pull undoes them.
 
-A checkpoint that is loaded, `nn.Embedding(max_norm=...)`, clamping, another optimizer and many others change
-parameters. After each write of its own an optimizer takes a checksum of the parameter, and it compares the
-checksum before its next write. The checksum finds every change that is still there, and no other. PyTorch's
-version counter and the address of the memory do neither: a write through `parameter.data` or a NumPy view
-leaves both as they are, and changes that are taken back move them, such as an exchange of weights for an
-evaluation.
+Loading a checkpoint, `nn.Embedding(max_norm=...)`, clamping, another optimizer and much else change
+parameters. After each of its writes an optimizer takes a checksum of the parameter, and compares it before
+its next write. The checksum finds every change that is still there, and no other. PyTorch's version counter
+and the memory address show neither. A write through `parameter.data` or a NumPy view leaves both as they are,
+and changes that are undone move them, such as a swap of weights for an evaluation.
 
-Optimizers of this process that train one module over one store share its checksums.
+Optimizers in this process that train one module over one store share its checksums.
 """
 
 import gc
@@ -27,7 +26,7 @@ from adam_async.store.sync import ParameterStore
 from adam_async.torch.devices import to_host
 
 COLUMNS = 509
-"""Number of columns of a checksum, each 8 bytes; a prime, so that exchanged rows of a matrix change it."""
+"""Number of columns in a checksum, each 8 bytes; a prime, so that exchanged rows of a matrix change it."""
 
 REPLACED_GAP = 100
 """Minimum number of pushes between two changes by the program that undo pushes to the same parameter."""
@@ -36,7 +35,7 @@ REPLACED_GAP = 100
 def checksum(values: NDArray[np.floating]) -> int:
     """Return a checksum of the bits of values, which depends on their order and differs after any one change.
 
-    A CRC takes 7 times as long as a sum, so many values give the CRC of the sums of `COLUMNS` columns.
+    A CRC takes 7 times as long as a sum, so for many values it is taken over the sums of `COLUMNS` columns.
     """
     flat: NDArray[Any] = values.reshape(-1)
     row = COLUMNS * 8 // flat.itemsize
@@ -48,7 +47,7 @@ def checksum(values: NDArray[np.floating]) -> int:
 
 
 def device_checksum(tensor: Tensor) -> Tensor:
-    """Return such a checksum of a tensor as a scalar on its device, without a wait for the device."""
+    """Return such a checksum of a tensor as a scalar on its device, without waiting for the device."""
     bits = tensor.detach().reshape(tensor.numel(), 1).view(torch.int32).reshape(-1)
     # Odd factors: no change of one value is a multiple of 2^64.
     return (bits * torch.arange(1, 2 * len(bits) + 1, 2, device=bits.device)).sum()
@@ -59,7 +58,7 @@ class _Written:
     """The last write of an optimizer into one parameter."""
 
     checksum: int | Tensor | None = None
-    """Checksum after the write; None if it is not known, as after an interrupted write."""
+    """Checksum after the write; None if unknown, for example after an interrupted write."""
     is_shared: bool = False
     """Whether an optimizer has had another parameter in the same memory; its last writes outlive it."""
 
@@ -69,7 +68,7 @@ _OF_STORE: "WeakKeyDictionary[ParameterStore, WeakKeyDictionary[Changes, None]]"
 
 
 def _present(store: ParameterStore) -> "list[Changes]":
-    """Return the `Changes` of a store; other threads may make and close optimizers meanwhile."""
+    """Return a store's `Changes`; other threads may make and close optimizers meanwhile."""
     refs = _OF_STORE.get(store, WeakKeyDictionary[Changes, None]()).keyrefs()
     return [changes for ref in refs if (changes := ref()) is not None]
 
@@ -110,7 +109,7 @@ class Changes:
         _OF_STORE.setdefault(store, WeakKeyDictionary())[self] = None
 
     def check_parts(self, trained: Collection[str] = ()) -> None:
-        """Check that the module still has its parameters; another module may hold them by now.
+        """Check that the module still has its parameters; by now another module may hold them.
 
         Args:
             trained: Parameters that may not be removed.
@@ -138,12 +137,12 @@ class Changes:
             self._parts = _parts(self._module)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Begin to write into parameters: until `note` their values are not known."""
+        """Begin to write into parameters: their values are unknown until `note`."""
         for name in names:
             self._written[name].checksum = None
 
     def note(self, names: Iterable[str]) -> None:
-        """End a write into parameters: their present values are those of the optimizer."""
+        """End a write into parameters: their present values are the optimizer's."""
         for name in names:
             self._written[name].checksum = _checksum(self._named[name])
 
@@ -153,7 +152,7 @@ class Changes:
         on_device: dict[str, Tensor] = {}
         for name in names:
             parameter, last = self._named[name], self._written[name].checksum
-            # A parameter of another type or shape is refused by the step that reads its gradient.
+            # If a parameter has another type or shape, the step that reads its gradient refuses it.
             if last is None or (parameter.dtype, parameter.shape) != self._types[name]:
                 continue
             if isinstance(last, Tensor):  # also for a parameter that has moved
@@ -171,7 +170,7 @@ class Changes:
         return is_of_processes or self._written[name].is_shared
 
     def others(self, names: Iterable[str]) -> str:
-        """Return a text for the other clients that train some arrays; empty if there are none."""
+        """Return a text about the other clients that train some arrays; empty if there are none."""
         if (clients := self._store.clients) > 1:
             return f"{clients} clients"
         if self._has_other(names):
@@ -208,7 +207,7 @@ class Changes:
         )
 
     def check_bucket(self, changed: Iterable[str], pushed: Collection[str]) -> None:
-        """Check that no parameter changed whose gradient is pushed, in the backward pass of its step.
+        """In a step's backward pass, check that no parameter changed whose gradient is pushed.
 
         Raises:
             StoreError: Such a parameter has changed.
@@ -221,7 +220,7 @@ class Changes:
                 )
 
     def check_replaced(self, names: Iterable[str], pushes: int) -> None:
-        """Take note of changes that replace effects of pushes.
+        """Record changes that replace effects of pushes.
 
         Raises:
             StoreError: A parameter has such changes too often, which would cost too many gradients.
@@ -238,7 +237,7 @@ class Changes:
             self._replaced[name] = pushes
 
     def close(self) -> None:
-        """End, so that other optimizers of the store do not count this one."""
+        """End, so that the store's other optimizers do not count this one."""
         _OF_STORE[self._store].pop(self, None)
 
 
@@ -247,7 +246,7 @@ def _places(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _parts(module: nn.Module) -> list[tuple[dict[str, Any], str, nn.Module | nn.Parameter | None]]:
-    """Return each submodule and parameter, with the dictionary and the key that lead to it."""
+    """Return each submodule and parameter, with the dictionary and key that lead to it."""
     return [
         (members, key, part)
         for owner in module.modules()

@@ -4,10 +4,10 @@
     model = from_module(module, (1, 28, 28))
     model.save("begin")                                     # train --init begin
 
-Names and layouts are the same on both sides: the tensor ``fc1.weight`` of a network is the parameter
-``fc1.weight`` of the module, with the same values to the last bit. A layer name with a dot, such as
-``block.fc1``, is a path of nested modules. A layer with the name of an attribute of modules, such as
-``half``, gets an underscore, ``half_``.
+Names and layouts are the same on both sides: a network's tensor ``fc1.weight`` is the module's parameter
+``fc1.weight``, with the same values to the last bit. A layer name with a dot, such as ``block.fc1``, is a
+path of nested modules. A layer with the name of a module attribute, such as ``half``, gets an underscore,
+``half_``.
 
 A module has no loss. The module takes images as floats from 0 to 1, (N, C, H, W) or (N, features), and
 returns scores, the input of the network's loss layer. `Model.predict` also divides uint8 images by 255, and
@@ -33,7 +33,7 @@ from adam_async.model.layer import Layer
 from adam_async.model.network import Network
 from adam_async.model.spec import INPUT, LayerSpec, ModelSpec, OptionValue, Shape
 
-# --- modules for layers that `torch.nn` lacks, and for networks that are no chain ----------------
+# --- modules for layers that `torch.nn` lacks, and for networks that are not a chain ----------------
 
 
 class LocallyConnected(nn.Module):
@@ -97,8 +97,8 @@ class LayerGraph(nn.Module):
 
     Args:
         children: Names and modules; a module may contain further modules.
-        edges: Path of each layer, such as ``"fc1"`` or ``"block.fc1"``, in the order of the forward pass,
-            with the paths that the layer reads. ``"input"`` stands for the module's argument.
+        edges: In forward order, the path of each layer, such as ``"fc1"`` or ``"block.fc1"``, with the paths
+            that the layer reads. ``"input"`` is the module's argument.
     """
 
     def __init__(
@@ -131,16 +131,16 @@ def to_module(model: Model) -> nn.Module:
 
     A chain of layers becomes an `nn.Sequential`, another network a `LayerGraph`. The module is in evaluation
     mode, has the network's dtype, and shares no memory with the model. Parameters of frozen layers have
-    ``requires_grad`` False. If several values in a window of a max pooling equal the maximum, the module may
-    give the gradient to another of these values than the network does.
+    ``requires_grad`` False. If several values in a max pooling window equal the maximum, the module may give
+    the gradient to another of them than the network does.
 
     Returns:
         A module from images, floats from 0 to 1, to scores. Its ``state_dict`` has the names of
-        ``model.weights``, apart from layers with the name of an attribute of modules.
+            ``model.weights``, except for layers with the name of a module attribute.
 
     Raises:
-        ConfigError: A layer has no equal or no valid path in PyTorch, the loss reads another layer than the
-            last, or a weight is missing, not finite, or of the wrong shape.
+        ConfigError: PyTorch has no equal of a layer, or no valid path for it; the loss reads another layer
+            than the last; or a weight is missing, not finite, or has the wrong shape.
     """
     network = model.network
     *layers, loss = network.layers
@@ -162,18 +162,18 @@ def to_module(model: Model) -> nn.Module:
 
 
 _EMPTY = nn.Sequential(), LayerGraph((), ())
-"""Empty modules of both types that `to_module` returns; a layer with the name of one of their attributes gets
+"""Empty modules of both types that `to_module` returns; a layer named like one of their attributes gets
 another name."""
 
 
 def _path_of(name: str) -> str:
-    """Return the path of a layer: its name, with an underscore after each part that names an attribute."""
+    """Return a layer's path: its name, with an underscore after each part that names an attribute."""
     parts = (f"{part}_" if any(hasattr(it, part) for it in _EMPTY) else part for part in name.split("."))
     return ".".join(parts)
 
 
 def _module_of(layer: Layer, number: int) -> nn.Module:
-    """Make PyTorch's module of one layer; its parameters have no values yet."""
+    """Make one layer's PyTorch module; its parameters have no values yet."""
     return _kind_of_module(layer, number).requires_grad_(not layer.frozen)
 
 
@@ -302,9 +302,8 @@ def from_module(
         The network and copies of the parameters, with the same dtype and bits.
 
     Raises:
-        ConfigError: A submodule is of another type, or has options that no layer here has; the error has its
-            path, its type and the remedy. Or parameters are not finite, shared, or neither float32 nor
-            float64.
+        ConfigError: A submodule has another type, or options that no layer here has; the error has its path,
+            its type and the remedy. Or parameters are not finite, shared, or neither float32 nor float64.
         SpecError: The layers do not fit `input_shape` or `loss`.
     """
     if not isinstance(module, nn.Sequential | LayerGraph):
@@ -333,7 +332,7 @@ def from_module(
 
 
 def _leaves(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules inside nested chains, with their paths, in the order of their calls."""
+    """Yield the modules inside nested chains, with their paths, in call order."""
     _check_plain(path, module)
     # `named_children` leaves out the second entry of a module that is in a chain twice.
     for name, child in module._modules.items():

@@ -1,6 +1,6 @@
-"""Datasets of PyTorch as data of a run.
+"""PyTorch datasets as data of a run.
 
-A run leases images by their numbers, in another order in each epoch, so a source needs ``__len__`` and
+A run leases images by number, in another order in each epoch, so a source needs ``__len__`` and
 ``__getitem__``. `from_torch` reads each item once, and keeps all images in memory as uint8.
 """
 
@@ -36,16 +36,16 @@ async def from_torch(
 
     Args:
         source: A dataset with items by number, such as a `TensorDataset`, a `Subset` or those of torchvision;
-            or a `DataLoader` of one, whose order and batch size a run does not use. Items are pairs (image,
-            label). Images are (H, W), (C, H, W) or (H, W, C) of uint8, or of floats from 0 to 1, which become
-            uint8.
-        test: A source of test images; or the share of `source` that is reserved for testing.
+            or a `DataLoader` of such a dataset, whose order and batch size a run does not use. Items are
+            pairs (image, label). Images are (H, W), (C, H, W) or (H, W, C) of uint8, or of floats from 0 to
+            1, which become uint8.
+        test: A source of test images; or the share of `source` to reserve for testing.
         limit_bytes: Maximum size of training and test images together, in bytes.
         name: Short name of the data set, also for errors.
 
     Raises:
-        DataError: The source has no items by number, its loader has a sampler or a `collate_fn` of its own,
-            or an item is invalid (see `from_object`).
+        DataError: The source has no items by number, its loader has a custom sampler or `collate_fn`, or an
+            item is invalid (see `from_object`).
     """
     rows = _Rows(source, name)
     if not isinstance(test, (int, float)):
@@ -54,7 +54,7 @@ async def from_torch(
 
 
 class _Rows:
-    """The items of a source in their order; a thread reads them."""
+    """The items of a source in order; a thread reads them."""
 
     def __init__(self, source: Any, name: str) -> None:
         if isinstance(source, DataLoader):
@@ -95,7 +95,7 @@ def _of_loader(loader: "DataLoader[Any]", name: str) -> Any:
     """Return the dataset of a loader, and refuse a loader that chooses or changes items.
 
     Raises:
-        DataError: The loader has a sampler or a `collate_fn` of its own; the error has the remedy.
+        DataError: The loader has a custom sampler or `collate_fn`; the error has the remedy.
     """
     if isinstance(loader.dataset, IterableDataset):
         return loader.dataset

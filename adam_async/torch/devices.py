@@ -1,10 +1,10 @@
 """Staging memory on the CPU between tensors and a store's arrays, and the copies to and from a GPU.
 
-A `StagingBuffer` has the arrays of one device and type; `StagingBuffers` has one for each device and type,
-and `Staging` has the memory of one exchange. On CUDA the memory on the CPU is pinned. `upload` copies values
-to the GPU on a stream of its own while the program computes, and `copy_into` copies them into the parameters
-within the GPU. On MPS the copies block. On the CPU both sides of a buffer are the same memory, so the same
-code runs without a GPU.
+A `StagingBuffer` has the arrays of one device and type. `StagingBuffers` has one for each device and type,
+and `Staging` has the memory of one exchange. On CUDA the CPU memory is pinned. `upload` copies values to the
+GPU on a separate stream while the program computes, and `copy_into` copies them into the parameters within
+the GPU. On MPS the copies block. On the CPU both sides of a buffer are the same memory, so the same code runs
+without a GPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class StagingBuffer:
         self._uploaded = torch.cuda.Event() if stream is not None else None
         self._copied = torch.cuda.Event() if stream is not None else None
         if self._copied is not None:
-            # The memory may be that of a freed tensor which queued kernels of this stream still read.
+            # The memory may be a freed tensor's, which queued kernels of this stream still read.
             self._copied.record(torch.cuda.current_stream(self._device))
 
     def download(self, tensors: Mapping[str, Tensor]) -> None:
@@ -86,7 +86,7 @@ class StagingBuffer:
             self._copied.record(torch.cuda.current_stream(self._device))
 
     def wait_free(self) -> None:
-        """Wait until the memory on the CPU may be filled again: until the last `upload` has copied it."""
+        """Wait until the CPU memory may be filled again: until the last `upload` has copied it."""
         if self._uploaded is not None:
             self._uploaded.synchronize()
 
@@ -118,7 +118,7 @@ class StagingBuffers:
 
     Args:
         tensors: Tensors by name.
-        streams: Streams of the copies, by device; `copy_streams` makes them.
+        streams: Streams of the copies, by device; made by `copy_streams`.
 
     Attributes:
         arrays: Arrays in the memory on the CPU, by name.
@@ -176,7 +176,7 @@ class StagingBuffers:
 class Staging:
     """Staging memory for one exchange.
 
-    An unanswered push may be sent again, so its gradients do not share memory with the values of its answer.
+    An unanswered push may be sent again, so its gradients do not share memory with its answer's values.
 
     Args:
         tensors: See `StagingBuffers`.
@@ -201,7 +201,7 @@ def copy_streams(tensors: Sequence[Tensor]) -> "dict[torch.device, torch.cuda.St
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the CPU on a device; a copy to CUDA goes through pinned memory, without a wait."""
+    """Return a CPU tensor on a device; a copy to CUDA goes through pinned memory, without a wait."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

@@ -1,9 +1,9 @@
-"""The exchanges of an optimizer with its store: pushes and the pulls after them, in order.
+"""An optimizer's exchanges with its store: pushes and the following pulls, in order.
 
-Between its pulls an optimizer may make local steps. A local step is ``p -= rate * gradient``, in parameters
-with the rule `Sgd`. Pulled values replace the local steps, and those of pushes in flight are repeated. A push
-names the versions of the values from which its gradients were computed, and the number of this client's
-pushes that local steps had put into these values.
+An optimizer may make local steps between its pulls. A local step is ``p -= rate * gradient``, in parameters
+with the rule `Sgd`. Pulled values replace the local steps; the steps of pushes in flight are repeated. A push
+names the versions of the values from which its gradients were computed, and how many of this client's pushes
+local steps had put into these values.
 """
 
 from collections import deque
@@ -30,7 +30,7 @@ from adam_async.torch.gradients import Found, Slot, fault_of
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Exchange:
-    """One push, and the pull after it if one is due."""
+    """One push, and the following pull if one is due."""
 
     gradients: Mapping[str, Gradient]
     rate: Rate
@@ -38,8 +38,7 @@ class Exchange:
     names: tuple[str, ...] | None = None
     """Arrays to pull; None for no pull."""
     out: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """Memory for pulled values, by the name of the array; values of arrays without such memory come in
-    `values`."""
+    """Memory for pulled values, by array name; values of arrays without such memory come in `values`."""
     ends_step: bool = True
     """Whether the push is the last of its step."""
     staging: Staging | None = None
@@ -101,8 +100,8 @@ class Exchanges:
     Args:
         store: The store.
         on_end: Called with each exchange that has ended, in order, by the thread that calls `settle`.
-        on_failure: Called with each exchange that has failed, except for a gradient that is not finite, or
-            whose wait was interrupted. The store may still read its gradients and fill `Exchange.out`.
+        on_failure: Called with each exchange that has failed, unless a gradient was not finite or the wait
+            was interrupted. The store may still read its gradients and fill `Exchange.out`.
     """
 
     def __init__(
@@ -133,12 +132,12 @@ class Exchanges:
                 self._wait(exchange)
 
     def settle(self, most: int) -> None:
-        """Wait until at most `most` exchanges are in flight; except in bsp, end those that are answered, too.
+        """Wait until at most `most` exchanges are in flight; except in bsp, also end those that are answered.
 
         Raises:
             AdamError: The error of the first exchange that failed.
         """
-        # In bsp all clients take an answer after the same step, so no result depends on its time of arrival.
+        # In bsp all clients take an answer after the same step, so no result depends on when it arrives.
         takes_early = self._store.consistency != "bsp"
         while self._open and (len(self._open) > most or (takes_early and self._open[0].call.done())):
             exchange = self._open.popleft()
@@ -275,7 +274,7 @@ class LocalSteps:
 
         Args:
             names: The pulled parameters.
-            installed: Those whose values the module got; others keep values that have the local steps.
+            installed: Parameters that got pulled values; others keep values that have the local steps.
             later: Exchanges in flight.
         """
         installed = frozenset(installed)

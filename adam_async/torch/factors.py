@@ -1,20 +1,20 @@
 """The weight gradients of `nn.Linear` as two factors, captured in a forward and a backward pass.
 
-A linear layer computes y = x W^T + b, so the gradient of W is errors^T activations, with the layer's inputs x
-as activations and the gradients of its outputs y as errors (Adam, section 3.5.2). K rows of factors need
+A linear layer computes y = x W^T + b, so the gradient of W is errors^T activations. The activations are the
+layer's inputs x, and the errors the gradients of its outputs y (Adam, section 3.5.2). K rows of factors need
 fewer bytes than the gradient if K (R + I) < R I.
 
 Theory of operation. Hooks around each layer's forward pass make its weight a constant for the layer's own
 arithmetic, so autograd never computes the weight's gradient there. An identity function (`_Tap`) follows the
 layer: its forward pass stores the inputs, and its backward pass the errors. All other uses of the weight,
 such as a penalty in the loss, still make a gradient in `weight.grad`, which `take` returns as
-`LinearGradient.rest`. A capture without one puts zeros into `weight.grad`, and marks one of them with `MARK`.
-So each way to remove gradients, such as `model.zero_grad()`, shows in `weight.grad`, and the capture forgets
-its factors.
+`LinearGradient.rest`. A capture without such a gradient puts zeros into `weight.grad`, and marks one of them
+with `MARK`. So each way to remove gradients, such as `model.zero_grad()`, shows in `weight.grad`, and the
+capture forgets its factors.
 
 Subclasses of `nn.Linear`, parametrised weights and weights that two layers share keep dense gradients.
 
-Letters: K rows of all calls of a layer, I inputs, R outputs.
+Letters: K rows over all calls of a layer, I inputs, R outputs.
 """
 
 from collections.abc import Callable, Collection
@@ -32,11 +32,11 @@ from adam_async.torch.devices import to_host
 _WITHOUT = "use factors=False"
 
 MARK = 1e-30
-"""Value of the first element of `weight.grad` while a layer has factors, in place of zero. `zero_` removes
-the mark, and a scaled one is an error."""
+"""Value that replaces zero in the first element of `weight.grad` while a layer has factors. `zero_` removes
+the mark, and a scaled mark is an error."""
 
 LEAST_REST = 1e-20
-"""Least magnitude of a gradient of other uses of a weight; a scaled mark is less."""
+"""Least magnitude of a gradient from other uses of a weight; a scaled mark is smaller."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ class LinearGradient:
 
     @property
     def rows(self) -> int:
-        """K, the number of rows of both factors."""
+        """K, the number of rows in both factors."""
         return len(self.activations)
 
     @property
@@ -65,7 +65,7 @@ class LinearGradient:
         return self.rest is None and self.rows * (inputs + outputs) < inputs * outputs
 
     def dense(self, out: Tensor | None = None) -> Tensor:
-        """Return the whole gradient (R, I), in `out` if it is given."""
+        """Return the whole gradient (R, I), in `out` if that is given."""
         found = torch.matmul(self.errors.T, self.activations, out=out)
         return found if self.rest is None else found.add_(self.rest)
 
@@ -81,7 +81,7 @@ class LinearGradient:
 
 
 def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
-    """Return the layers whose weight gradients have factors, by the names of their weights.
+    """Return the layers whose weight gradients have factors, by weight name.
 
     Each layer is an `nn.Linear` and no subclass. Its weight takes gradients, is a parameter of this layer
     only, and has no parametrisation.
@@ -99,7 +99,7 @@ def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
         and weight.requires_grad
         and weight.numel()
         and owners[id(weight)] == 1
-        and "forward" not in vars(part)  # a forward pass of its own may do anything with the weight
+        and "forward" not in vars(part)  # a custom forward pass may do anything with the weight
     }
 
 
@@ -143,7 +143,7 @@ class LinearFactors:
         return tuple(self._captures)
 
     def select(self, names: Collection[str]) -> None:
-        """Capture only these of the weights from now on; the others get dense gradients."""
+        """From now on capture only these weights; the others get dense gradients."""
         for name, capture in self._captures.items():
             capture.selected = name in names
 
@@ -153,7 +153,7 @@ class LinearFactors:
         With `spend` the program has to remove the gradients, as by `zero_grad`, before the next backward
         pass or call: PyTorch would add to them, or use them again, and their factors are gone.
 
-        A weight without a capture is absent; `weight.grad` then is its whole gradient, or None. Otherwise
+        A weight without a capture is absent; `weight.grad` is then its whole gradient, or None. Otherwise
         `weight.grad` moves into `LinearGradient.rest`. Activations may be the module's own inputs: change
         these in place only after the gradients are used.
 
@@ -181,7 +181,7 @@ class LinearFactors:
 
 
 class _Capture:
-    """The hooks of one layer, and its captured factors."""
+    """One layer's hooks, and its captured factors."""
 
     def __init__(self, name: str, layer: nn.Linear, on_captured: Callable[[str], None] | None) -> None:
         self.name = name
@@ -311,7 +311,7 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, weight: Tensor, inputs: Tensor, capture: _Capture) -> Tensor:
-        # An output that counts as changed in place is no view, so later layers may change it in place.
+        # An output that counts as changed in place is not a view, so later layers may change it in place.
         ctx.mark_dirty(output)
         ctx.save_for_backward(inputs)
         ctx.capture = capture

@@ -1,4 +1,4 @@
-"""The gradients of a module's parameters at one step, checked; sums over steps; pushes in the backward pass.
+"""A module's parameter gradients in one step, checked; sums over steps; pushes in the backward pass.
 
 With `overlap=True` hooks on the parameters collect gradients, and push them together. In the first step the
 optimizer's `step` pushes all gradients. From the second step on a hook pushes the collected gradients as soon
@@ -22,7 +22,7 @@ from adam_async.torch.factors import LinearGradient
 
 
 class Slot:
-    """One parameter of an optimizer, with the address of its memory.
+    """One parameter of an optimizer, with its memory's address.
 
     Args:
         name: Name of its array.
@@ -77,7 +77,7 @@ class Slot:
         self.is_direct = self.view is not None and self.view.flags.c_contiguous
 
     def gradient(self) -> Tensor | None:
-        """Return the gradient, detached; None if there is none.
+        """Return the gradient, detached; None without a gradient.
 
         Raises:
             StoreError: The gradient is sparse, or the parameter has another shape.
@@ -113,7 +113,7 @@ def collect(
 
     Args:
         slots: The parameters.
-        captured: Gradients as factors; the function makes those dense that are not `LinearGradient.fewer`.
+        captured: Gradients as factors; those that are not `LinearGradient.fewer` are made dense.
         allow_unused: Whether a parameter may have no gradient.
 
     Raises:
@@ -178,7 +178,7 @@ class Sums:
 
 
 def copied(factors: Factors) -> Factors:
-    """Return factors in memory of their own."""
+    """Return factors in separate memory."""
     return Factors(np.array(factors.activations), np.array(factors.errors))
 
 
@@ -204,7 +204,7 @@ BUCKET_BYTES = 1 << 20
 
 
 class Overlap:
-    """The hooks of an optimizer with `overlap=True`, from their registration until `close`.
+    """The hooks of an optimizer with `overlap=True`, from when they are registered until `close`.
 
     Args:
         push: Pushes the gradients of some parameters.
@@ -269,7 +269,7 @@ class Overlap:
         }
 
     def abandon(self) -> None:
-        """Forget the gradients of a failed step, so that the next backward pass begins another step."""
+        """Forget a failed step's gradients, so that the next backward pass begins another step."""
         self._take()
         self._pushed = {}
 

@@ -1,12 +1,12 @@
-"""A copy of a module, with the values of a run, for one thread at a time; random streams that it draws from.
+"""A copy of a module with a run's values, for one thread at a time; random streams that it draws from.
 
 On the CPU the parameters use the memory of the values, which is not copied. On another device they have
-memory of their own. Values then go through staging memory, which is pinned for CUDA, where these transfers
-have their own stream.
+separate memory. Values then go through staging memory, which is pinned for CUDA, where these transfers have
+their own stream.
 
-All threads of a process share the random streams of PyTorch, Python and NumPy, so a block that seeds the
-streams excludes other such blocks. The functions see no other source: no generator object of the module's
-own, no stream of an accelerator.
+All threads of a process share the random streams of PyTorch, Python and NumPy. So a block that seeds the
+streams excludes other such blocks. The functions see no other source, such as the module's own generator
+object or an accelerator's stream.
 """
 
 import random
@@ -27,7 +27,7 @@ from adam_async.torch.factors import LinearFactors
 
 
 class ModuleCopy:
-    """A copy of a module, its trained parameters, and the captures of its linear layers.
+    """A copy of a module, its trained parameters, and its linear layers' captures.
 
     Args:
         module: The copy. This object changes its parameters.
@@ -87,7 +87,7 @@ class ModuleCopy:
         """Check that the forward pass changed no parameter.
 
         Raises:
-            ConfigError: A parameter changed in place, or has another shape; the error names the parameter.
+            ConfigError: A parameter changed in place, or has another shape; the error names it.
         """
         for name, parameter in self.parameters.items():
             if tuple(parameter.shape) != self._arrays[name].shape:
@@ -129,7 +129,7 @@ class _Writable:
 
 
 def tensor_of(array: NDArray[Any]) -> Tensor:
-    """Return a tensor on the memory of an array; callers must not write into it."""
+    """Return a tensor on an array's memory; callers must not write into it."""
     return torch.from_numpy(np.asarray(_Writable(array)))
 
 

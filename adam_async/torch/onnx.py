@@ -33,10 +33,10 @@ TOLERANCE = 1e-5
 """Maximum difference of a runtime's scores from the network's, relative to max(1, largest absolute score)."""
 
 GROUPS = (1, 3)
-"""Numbers of images in the passes of the check; two numbers find a file with a fixed number of images."""
+"""Numbers of images in the check's passes; two numbers find a file with a fixed number of images."""
 
 IMAGES, SCORES, NAMES = "images", "scores", "class_names"
-"""Names of the input, of the output, and of the metadata with the names of the classes."""
+"""Names of the input, of the output, and of the metadata with the class names."""
 
 
 def make_onnx(model: Model) -> bytes:
@@ -84,7 +84,7 @@ def make_onnx(model: Model) -> bytes:
 
 
 def check_onnx(data: bytes, model: Model) -> float | None:
-    """Run an ONNX file in onnxruntime, and compare its scores with those of the network in float64.
+    """Run an ONNX file in onnxruntime, and compare its scores with the network's in float64.
 
     Since version 1.29 onnxruntime reports its use to Microsoft, unless the environment variable
     ``ORT_DISABLE_TELEMETRY`` is 1 at its first import. The command `export` sets this variable.

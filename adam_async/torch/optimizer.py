@@ -9,27 +9,26 @@
             loss.backward()
             optimizer.step()
 
-Theory of operation
--------------------
-An `Exchange` is one push, and the pull after it if one is due. `push_every` calls of `step()` sum their
-gradients into one push, and a pull follows each `pull_every`-th push.
+Theory of operation ------------------- An `Exchange` is one push, and the following pull if one is due.
+`push_every` calls of `step()` sum their gradients into one push, and a pull follows each `pull_every`-th
+push.
 
 In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store reads gradients from `grad`
 and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange
-gradients and parameters get new memory, so a late answer changes no parameter, and a late push has the
-gradients of its step. Factors share the memory of the program's batches, so pushes copy them. With a larger
-`max_staleness`, or on a GPU, gradients and values have `Staging` memory, from which servers of this host read
-the gradients of parameters on the CPU. Up to `max_staleness` exchanges stay
-in flight during the next forward and backward passes, and a later `step()` copies values that have arrived
-into the parameters. Only methods such as `step()` change parameters, never a forward or backward pass.
+gradients and parameters get new memory. So a late answer changes no parameter, and a late push has its own
+step's gradients. Factors share the memory of the program's batches, so pushes copy them. With a larger
+`max_staleness`, or on a GPU, gradients and values have `Staging` memory, from which servers on this host read
+the gradients of CPU parameters. Up to `max_staleness` exchanges stay in flight during the next forward and
+backward passes, and a later `step()` copies values that have arrived into the parameters. Only methods such
+as `step()` change parameters, never a forward or backward pass.
 
 The rule's state (momentum, means) is on the servers. With `pull_every` above 1 each `step()` that does not
-wait for a pull takes a local step (`exchanges.py`), as the workers of this package do (DistBelief, section
-4.1; decision 10).
+wait for a pull takes a local step (`exchanges.py`), as this package's workers do (DistBelief, section 4.1;
+decision 10).
 
-Before each push and pull the optimizer looks for parameters that the program has changed (`changes.py`). One
-client gives such values to the store (`ParameterStore.assign`), after its pushes in flight and before the
-next one; with several clients the change is an error.
+Before each push and pull the optimizer looks for parameters that the program has changed (`changes.py`). A
+single client gives such values to the store (`ParameterStore.assign`), after its pushes in flight and before
+the next one; with several clients the change is an error.
 
 Only one thread may use an optimizer. The store's thread sends, waits and receives.
 """
@@ -85,10 +84,10 @@ class RemoteOptimizer(torch.optim.Optimizer):
     Args:
         module: The module. Its parameters may be on any device; names are those of `named_parameters()`.
         store: The store, synchronous, with an array for each parameter.
-        params: Parameters to train, names of these, or groups: mappings with `params`, and with an `lr` of
-            their own; None for all parameters of the module. Frozen parameters are not pushed.
-        lr: Rate of groups without one; None for the rates of the store's rules.
-        push_every: Number of calls of `step()` whose gradients one push sums (n_push of Downpour). In bsp the
+        params: Parameters to train, their names, or groups: mappings with `params`, each with an `lr`; None
+            for all parameters of the module. Frozen parameters are not pushed.
+        lr: Rate of groups without an `lr`; None for the rates of the store's rules.
+        push_every: Number of `step()` calls whose gradients one push sums (n_push of Downpour). In bsp the
             push has their mean.
         pull_every: Number of pushes from one pull to the next (n_fetch of Downpour).
         max_staleness: Maximum number of unanswered pushes when `step()` returns. With 0 `step()` waits
@@ -97,14 +96,14 @@ class RemoteOptimizer(torch.optim.Optimizer):
         overlap: Whether gradients are pushed during the backward pass; the program must not change gradients.
         buffers: ``local``, ``averaged``, ``push`` or ``pull``; see `adam_async.torch.buffers`.
         factors: Whether the gradient of an `nn.Linear` weight is pushed as two factors if these have fewer
-            values (see `adam_async.torch.factors`). The `grad` of such a weight is zero, so gradient clipping
-            does not see it.
+            values (see `adam_async.torch.factors`). Such a weight's `grad` is zero, so gradient clipping does
+            not see it.
         allow_unused: Whether a push may lack parameters without a gradient; otherwise they are errors.
 
     Raises:
         ConfigError: An argument is invalid.
-        StoreError: The store has no array for a parameter, one of another shape or type, or a value that is
-            not finite; the module then keeps its values.
+        StoreError: The store has no array for a parameter, an array of another shape or type, or a value that
+            is not finite; the module then keeps its values.
     """
 
     def __init__(
@@ -169,8 +168,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Add a group, such as one of parameters that were frozen; see `torch.optim.Optimizer`.
 
         Raises:
-            ConfigError: `params` is missing, a parameter is not of the module or came to it later, `lr` is no
-                rate or is missing for parameters with several rates, or the group has an unknown key or a
+            ConfigError: `params` is missing, a parameter is not the module's or joined it later, `lr` is not
+                a rate or is missing for parameters with several rates, or the group has an unknown key or a
                 constant of the store's rule.
             AdamError: An exchange in flight has failed; a second call adds the group.
         """
@@ -201,7 +200,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             The loss of `closure`; None without `closure`.
 
         Raises:
-            StoreError: A gradient is missing, sparse, not finite or of another shape, and its push was not
+            StoreError: A gradient is missing, sparse, not finite or has another shape, and its push was not
                 sent; or see `ParameterStore.push_pull`. Or an exchange of an earlier step failed.
             DeadlineExceeded: A server or the slowest client did not answer in time; see `ParameterStore`.
         """
@@ -271,7 +270,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self._overlap.is_ahead = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Remove the gradients, also those captured as factors; see `torch.optim.Optimizer`."""
+        """Remove the gradients, even those captured as factors; see `torch.optim.Optimizer`."""
         super().zero_grad(set_to_none)
         if self._factors is not None:
             self._factors.clear()
@@ -416,10 +415,10 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return staging
 
     def pull(self, *, discard: bool = False) -> None:
-        """Take the store's values of all parameters, frozen ones too, and of buffers with another policy
-        than ``local``.
+        """Take the store's values of all parameters, including frozen ones, and of buffers whose policy is
+        not ``local``.
 
-        Errors are those of exchanges in flight and of `ParameterStore.pull`, and StoreError for a value that
+        Raises the errors of exchanges in flight and of `ParameterStore.pull`, and StoreError for a value that
         is not finite. An error of the pull leaves the module as it was.
 
         Args:
@@ -472,7 +471,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
 
         The call is for changes of parameters in a program with several clients, in one of them. The state of
         the store's rules (momentum, means) stays. The values replace the effects of pushes that they lack,
-        of this client and of others.
+        both this client's and others'.
 
         Args:
             names: Parameters, or names of these; None for all parameters of the module, frozen ones too.
@@ -523,7 +522,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             self._kept = ()
 
     def _assign(self, names: Collection[str]) -> None:
-        """Replace the store's values of some parameters by those of the module."""
+        """Replace the store's values of some parameters by the module's."""
         self._settle_but(names)
         # Copies, because an interrupted call does not recall its messages.
         values = to_host([self._named[name].detach() for name in names])
@@ -542,7 +541,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the parameter groups and the counters.
 
-        The result has neither values nor the momentum and means of the store's rules, which the servers keep:
+        The result has neither values nor the momentum and means of the store's rules. The servers keep these:
         a store with a folder (`dir`) is the checkpoint of both.
         """
         found: dict[str, Any] = super().state_dict()
@@ -556,10 +555,10 @@ class RemoteOptimizer(torch.optim.Optimizer):
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the groups' rates and the counters of a `state_dict`, which are all that it has.
+        """Take the groups' rates and the counters of a `state_dict`, which has nothing else.
 
-        The state of the store's rules stays as it is. A warning says so if the `state_dict` is of another
-        store, and a rule has a state.
+        The state of the store's rules stays as it is. If the `state_dict` is another store's and a rule has a
+        state, a warning says so.
 
         Raises:
             ConfigError: The `state_dict` is of another optimizer, has another `push_every` or `pull_every`,

@@ -2,7 +2,7 @@
 
 An array has the parameter's name in `named_parameters()`, which is its name in `state_dict()`. A tied
 parameter is one array, with its first name. Frozen parameters are arrays too: a client pulls them and never
-pushes their gradients. Parameter groups, and the entry of an optimizer in its `state_dict`, are checked too.
+pushes their gradients. Parameter groups, and an optimizer's entry in its `state_dict`, are checked too.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
 class ModuleParameters:
-    """The parameters of a module, by the names of their arrays.
+    """A module's parameters, by array name.
 
     Args:
         module: The module. Its parameters may be on any device.
@@ -37,8 +37,8 @@ class ModuleParameters:
         specs: Shape and type of each parameter, by name.
 
     Raises:
-        ConfigError: The module has no parameter, or a parameter that a store cannot hold; the error has its
-            name, the cause and the remedy.
+        ConfigError: The module has no parameter, or one that a store cannot hold; the error has its name, the
+            cause and the remedy.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -98,7 +98,7 @@ def parameter_arrays(module: nn.Module) -> dict[str, NDArray[np.floating]]:
     """Return the first values of a module's parameters, for `ParameterStore.open(..., arrays)`.
 
     Returns:
-        Copies of the values by name; float32 or float64, of the parameters' shapes.
+        Copies of the values by name; float32 or float64, with the parameters' shapes.
 
     Raises:
         ConfigError: See `ModuleParameters`.
@@ -149,7 +149,7 @@ def _problem(parameter: nn.Parameter) -> str:
 
 
 def _check_memory(named: Mapping[str, nn.Parameter]) -> None:
-    """Refuse two parameters with one memory: of the values of two arrays it would have the last pulled."""
+    """Refuse two parameters with one memory: it would have only the values pulled last."""
     first: dict[tuple[torch.device, int], str] = {}
     for name, parameter in named.items():
         other = first.setdefault((parameter.device, parameter.data_ptr()), name)
@@ -174,12 +174,12 @@ Parameters = Iterable[nn.Parameter] | Iterable[str] | Iterable[Mapping[str, Any]
 """Parameters, their names, or groups of them with ``params`` and ``lr``."""
 
 OF_RULES = (*CONSTANTS, "dampening", "lr_decay")
-"""Keys of groups of PyTorch's optimizers for constants of update rules, which the servers have."""
+"""Group keys of PyTorch's optimizers for update rule constants, which the servers have."""
 
 GROUP_KEYS = frozenset(
     {"params", "lr", "name", "param_names"}
     | {"initial_lr", "min_lr", "max_lr", "swa_lr"}  # of schedulers
-    | {"foreach", "fused", "capturable"}  # ways to compute one result in PyTorch, without effect here
+    | {"foreach", "fused", "capturable"}  # ways to compute one result in PyTorch, which have no effect here
 )
 """Keys that a parameter group may have."""
 
@@ -188,7 +188,7 @@ def check_keys(group: Mapping[str, Any]) -> None:
     """Check that a parameter group is a mapping with known keys only.
 
     Raises:
-        ConfigError: It is none, or has another key; the error has its value and the cure.
+        ConfigError: It is not a group, or has another key; the error has its value and the cure.
     """
     if not isinstance(group, Mapping):
         raise ConfigError(
@@ -257,7 +257,7 @@ class ParameterGroups:
         module: The module.
         named: Its parameters by name.
         store: The store of their values.
-        lr: Rate of groups without one; None for the rates of the store's rules.
+        lr: Rate of groups without an `lr`; None for the rates of the store's rules.
     """
 
     def __init__(
@@ -269,7 +269,7 @@ class ParameterGroups:
         self._lr = lr
         self._names = {id(parameter): name for name, parameter in named.items()}
         self._members: list[int] = []
-        """Identities of the parameters of all groups, in order."""
+        """Identities of all groups' parameters, in order."""
 
     def first(self, params: Parameters | None) -> list[dict[str, Any]]:
         """Return the groups of an optimizer's `params`."""
@@ -294,7 +294,7 @@ class ParameterGroups:
         return [{"params": group, "lr": rate} for rate, group in groups.items()]
 
     def checked(self, param_group: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return a new group with its parameters and rate, and the names of its parameters.
+        """Return a new group with its parameters and rate, and its parameters' names.
 
         Raises:
             ConfigError: See `RemoteOptimizer.add_param_group`.

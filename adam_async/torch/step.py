@@ -4,12 +4,12 @@
         return TorchStep(Net, torch.nn.functional.cross_entropy)
 
 Theory of operation. The arrays of the step are the parameters with gradients. Each compute thread takes a
-copy of the module from a pool. On the CPU the copy's parameters use the memory of the values, which is not
-copied. `prepare` runs the module on two black images before the run, which shows the rows of factors of each
-linear layer (`factors.py`). The run decides by bytes which weights travel as factors. The others get dense
-gradients from autograd.
+copy of the module from a pool. On the CPU the copy's parameters use the values' memory, which is not copied.
+Before the run `prepare` runs the module on two black images, which shows the factor rows of each linear layer
+(`factors.py`). The run decides by bytes which weights travel as factors. The others get dense gradients from
+autograd.
 
-All other tensors of `state_dict()` are no arrays, because a run has one rule, which is wrong for them:
+All other tensors in `state_dict()` are not arrays, because a run has one rule, which is wrong for them:
 
 - Frozen parameters and constant buffers have the values of the module, which are equal in all processes.
 - Running statistics of normalisation layers are means over batches of training images, under the values to
@@ -54,7 +54,7 @@ PROBED = 2
 """Number of images in the trial pass of `prepare`, 2 because normalisation needs more than one."""
 
 CONSTANTS_SEED = 0
-"""Seed of the trial pass of `prepare`, and of the constants of a module that a function makes."""
+"""Seed of `prepare`'s trial pass, and of the constants of a module that a function makes."""
 
 SAVED_TYPES = (
     torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -96,7 +96,7 @@ class TorchStep(TrainStep):
 
     Args:
         module: A function that makes the module, or the module. The step seeds the random streams of PyTorch,
-            Python and NumPy before it calls a function, so all processes make equal modules, and first values
+            Python and NumPy before it calls a function. So all processes make equal modules, and first values
             depend on the run's seed. If a module is given, its values are the first values of the run, and
             its frozen parameters and buffers must be equal in all processes.
         loss: Takes the output and the labels (N,), and returns the mean loss of the batch, a scalar tensor.
@@ -150,8 +150,8 @@ class TorchStep(TrainStep):
         """Whether a repetition of `step` gives equal bits; False before `prepare`.
 
         `prepare` sees the draws of its trial pass from the streams of PyTorch, Python (`random`) and NumPy
-        (`numpy.random`). `prepare` sees no draws of a generator object of the module's own, of other branches
-        of `forward`, or of other sources, such as the clock: do not record a run of a step with such draws.
+        (`numpy.random`). It sees no draws of the module's own generator objects, of other branches of
+        `forward`, or of other sources, such as the clock: do not record a run of a step with such draws.
         """
         self._drawn: frozenset[str] = ALL_STREAMS
         """Random streams that `step` seeds."""
@@ -250,8 +250,8 @@ class TorchStep(TrainStep):
 
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
         """See `TrainStep.step`. If the module draws from a random stream of PyTorch, Python or NumPy, the
-        call seeds this stream of the process with the epoch and the number of the group; such calls of
-        several threads follow one another."""
+        call seeds this stream of the process with the group's epoch and number. Such calls from several
+        threads run one after the other."""
         with self._acquired(self._training, self.factors) as copy:
             copy.linear.select(out.factored)
             copy.load(values)
@@ -283,8 +283,7 @@ class TorchStep(TrainStep):
     ) -> Mapping[str, NDArray[Any]]:
         """Return all other tensors of `state_dict()`: frozen ones, second names of tied ones, and buffers.
 
-        Running statistics are means over the batches under these values; without batches, those of the
-        module.
+        Running statistics are means over the batches under these values; without batches, the module's.
         """
         with self._acquired(self._evaluating, ()) as copy, torch.no_grad():
             copy.load(values)
@@ -404,7 +403,7 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _rows_of(gradient: LinearGradient) -> int:
-    """Return the rows of factors for each image of the trial; 0 if dense gradients must or should be sent."""
+    """Return the number of factor rows per image in the trial; 0 if gradients must or should be dense."""
     rows, rest = divmod(gradient.rows, PROBED)
     inputs, outputs = gradient.activations.shape[1], gradient.errors.shape[1]
     fewer = gradient.rest is None and not rest and rows * (inputs + outputs) < inputs * outputs
@@ -429,7 +428,7 @@ def _without_gradient(name: str) -> str:
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters with gradients, each once, by their first names."""
+    """Return the parameters with gradients, each once, by first name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
@@ -455,10 +454,10 @@ def _changed(before: nn.Module, module: nn.Module) -> list[str]:
 
 
 def _constants(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> dict[str, tuple[float, float]]:
-    """Return the fingerprints of the tensors of a module that are no arrays; see `TrainStep.constants`.
+    """Return the fingerprints of a module's tensors that are not arrays; see `TrainStep.constants`.
 
-    A fingerprint is the norm of a tensor, and its product with irregular signs, which tells two tensors of
-    one distribution apart.
+    A fingerprint is a tensor's norm and its product with irregular signs, which tells two tensors of one
+    distribution apart.
 
     Raises:
         ConfigError: A tensor has no form in a model file; the error has its name.

@@ -1,12 +1,12 @@
-"""Pure: the plans for a model and some machines, their predicted rates, and the recommended one.
+"""Pure: the plans for a model and some machines, their predicted rates, and the recommended plan.
 
 A *candidate* is a number of workers, a kind of plan and a number of images per group. The recommended
-candidate is the fastest by `model/partition/planner.py`; if other candidates are within `NEAR` of the
-fastest, the recommended one has the fewest workers, then the fewest images per group, then the fewest bytes.
-The choice ignores the effect of the group size on learning.
+candidate is the fastest by `model/partition/planner.py`. If others are within `NEAR` of it, the recommended
+one has the fewest workers, then the fewest images per group, then the fewest bytes. The choice ignores the
+effect of the group size on learning.
 
-Workers on machines of their own push every group's gradients to the servers and pull values, over links like
-the links between workers. On one machine a worker with the whole model trains in place, without messages.
+Workers on separate machines push every group's gradients to the servers and pull values, over links like
+those between workers. On one machine a worker with the whole model trains in place, without messages.
 
 docs/reference/plan.md explains the fields of the JSON report (`plan_report`).
 """
@@ -46,7 +46,7 @@ from adam_async.worker.push_plan import choose_protocol, factorable_tensors
 PlanKind = Literal["vertical", "layers"]
 
 NEAR = 1.05
-"""Maximum ratio of the rate of the fastest candidate to the rate of the recommended candidate."""
+"""Maximum ratio of the fastest candidate's rate to the recommended candidate's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Conditions:
     halo: Halo = "auto"
 
     def threads_of(self, workers: int) -> int:
-        """Return the compute threads of each worker of a replica."""
+        """Return the compute threads of each worker in a replica."""
         return self.threads or max(1, self.cores // (1 if self.own_machines else workers))
 
     def in_flight_of(self, workers: int) -> int:
@@ -115,14 +115,14 @@ class Candidate:
         return self.plan.workers == 1 and not self.conditions.own_machines
 
     def pushed_bytes(self, worker: int) -> int:
-        """Return the size of the gradients of one worker per group, in bytes."""
+        """Return the size in bytes of one worker's gradients per group."""
         if self.in_place:
             return 0
         rows = self.protocols[worker]
         return sum(row.delta_bytes if row.chosen == "delta" else row.factor_bytes or 0 for row in rows)
 
     def pulled_bytes(self, worker: int) -> int:
-        """Return the size of the values that one worker receives per group, in bytes."""
+        """Return the size in bytes of the values that one worker receives per group."""
         if self.in_place:
             return 0
         return sum(p.size for p in self.parts[worker].network.trained) * self.network.dtype.itemsize
@@ -139,7 +139,7 @@ class Candidate:
         return tuple(working_sets(part.network, self.images)[-1] for part in self.parts)
 
     def fits_in(self, l3_kb: int | None) -> bool:
-        """Return whether the working sets of all threads fit the L3 cache; True if its size is unknown."""
+        """Return whether all threads' working sets fit the L3 cache; True if its size is unknown."""
         if l3_kb is None:
             return True
         at_once = [each.total * self.threads for each in self.working_sets]
@@ -270,8 +270,7 @@ SCHEMA = "adam-async/plan/1"
 """Name and version of the schema. The version grows when a field changes its meaning or is removed."""
 
 UNITS = {3: "rows", 0: "loss"}
-"""Unit of the blocks of a layer's output, by the number of axes of the output; the unit is features for other
-numbers of axes."""
+"""Unit of the blocks of a layer's output, by its number of axes; for other numbers it is features."""
 
 
 def plan_report(
@@ -282,7 +281,7 @@ def plan_report(
     machine: Machine,
     command: Sequence[str],
 ) -> bytes:
-    """Return the report of a plan, and of the compared plans, as indented JSON."""
+    """Return the report of a plan and of the compared plans, as indented JSON."""
     network, conditions, times, found = chosen.network, chosen.conditions, chosen.times, chosen.prediction
     report = {
         "schema": SCHEMA,

@@ -22,7 +22,7 @@ from adam_async.runtime.machine import Machine, describe_machine
 from dataflow import ComputePool
 
 COLUMNS = ("workers", "plan", "images per group", "threads", "images/s", "bound", "crossing bytes", "chain")
-"""Titles of the table, without the column of the arrow. docs/reference/plan.md explains them under
+"""Titles of the table, without the arrow column. docs/reference/plan.md explains them under
 `plan.candidates`."""
 
 
@@ -93,15 +93,15 @@ USUAL_MODEL = "mnist-adam"
 """Model without `--model` and `--data`."""
 
 USUAL_GROUP = 16
-"""Number of images per group above which the command tries a group size only if the working set of the group
-fits the third-level cache."""
+"""Number of images per group above which the command tries a group size only if the group's working set fits
+the third-level cache."""
 
 
 async def run_plan(options: PlanOptions, environment: Mapping[str, str], terminal: Terminal) -> int:
     """Compare the plans that the options leave open, print them, and write the best as JSON for `--json`.
 
     Raises:
-        ConfigError: The model is unknown or cannot be cut, or a file cannot be written.
+        ConfigError: The model is unknown or cannot be cut, or a file is not writable.
         DataError: The data of `--data` are missing or damaged.
     """
     machine = describe_machine(loop="uvloop")

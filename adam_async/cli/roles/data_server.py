@@ -29,14 +29,14 @@ from adam_async.runtime.machine import available_bytes
 from transport import BufferPool, Identity
 
 HANGS_S = 1.0
-"""Maximum wait for earlier calls at the close of a disk that reads the source, in seconds; the command
-abandons calls that hang."""
+"""Maximum wait in seconds for earlier calls when a disk that reads the source closes; the command abandons
+calls that hang."""
 
 
 async def _serve_data(
     options: DataServerOptions, data: str, environment: Mapping[str, str], health: Health
 ) -> int:
-    """Load the data, then run a data server until cancelled; without a controller a data host."""
+    """Load the data, then run a data server until cancelled; without a controller, a data host."""
     functions, config = allow_functions(options.allow_transform), options.config()
     async with Disk() as disk:
         cache = cache_limits(config.cache, config.spill, available_bytes=available_bytes())
@@ -102,7 +102,7 @@ async def serve_staged(
 
 
 def _checked(stage: StageOptions, data: str) -> list[str]:
-    """Return the addresses of all servers; by default only the address of this server."""
+    """Return the addresses of all servers; by default only this server's."""
     if stage.stage is None:
         return []
     if data == "auto":

@@ -1,4 +1,4 @@
-"""Serving of one role by its command: the options, the orders of a parent process, the printed line."""
+"""How a command serves one role: the options, a parent process's orders, the printed line."""
 
 import asyncio
 import os
@@ -40,7 +40,7 @@ NEXT = {
     "data-host": ("train", "--data"),
     "worker": ("train", "--controller"),
 }
-"""Next command for a cluster started by hand, and its option for the address of the role, by the role that
+"""For a cluster started by hand, the next command and its option for the role's address, by the role that
 prints the command in its line. A data host is a data server without a controller."""
 
 KEYS_OF_NEXT = {"controller": "ps", "ps": "data", "data": "worker", "data-host": "driver", "worker": "driver"}
@@ -90,7 +90,7 @@ async def serve(
         environment: Environment variables, which may have the token.
         health: Answers the probes of the role.
         open_role: Opens the role at a `Place`, which has its network and address.
-        is_cut_off: Returns whether a role that joins this one would have to wait; the printed line then has
+        is_cut_off: Returns whether a role that joins this one would have to wait; then the printed line has
             no command for the next role.
     """
     check_address(bind, "--bind", everywhere=options.advertise is not None)

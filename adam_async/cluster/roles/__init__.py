@@ -2,8 +2,8 @@
 
 The command line, child processes and programs that start single roles use these functions; the commands of
 data servers and workers open their roles themselves. A role serves run after run until its block ends. A
-process of one role imports only the file of this role, because imports of the other files would make its
-start 50 % longer.
+process with one role imports only this role's file, because importing the other files would make its start 50
+% longer.
 
     place.py                     start here: the parameters of any role, and the errors of its address
     controller.py                a controller, alone or of a group

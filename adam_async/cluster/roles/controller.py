@@ -23,12 +23,12 @@ def controller(
 
     Args:
         place: Place of the controller.
-        peers: Addresses of all controllers of the group, this one included, by node id.
+        peers: Addresses of all controllers in the group, including this one, by node id.
         alone: Whether the controller is a group of one; a larger group without `peers` gets them from
             `Controller.group.set_addresses` when all controllers listen.
-        file: Log file with the controller's state, read after a restart; None: in memory only.
-        learns: Whether a controller of one without a file learns its first map from the servers of an earlier
-            controller, for which it waits before it leads.
+        file: Log file with the controller's state, read after a restart; None: only in memory.
+        learns: Whether a single controller without a file learns its first map from an earlier controller's
+            servers, for which it waits before it leads.
 
     Raises:
         BindFailed: The address is not available.

@@ -24,9 +24,9 @@ async def parameter_server(
 
     Args:
         place: Place of the server.
-        folder: Folder in which the server keeps its shards; None: in memory only.
+        folder: Folder in which the server keeps its shards; None: only in memory.
         flush_s: Time between two rounds of writing to the folder, in seconds.
-        rules: The rules of users that the server may apply; None: none.
+        rules: User rules that the server may apply; None: none.
     """
     async with AsyncExitStack() as stack:
         disk = None

@@ -1,4 +1,4 @@
-"""The place of a role in its cluster and in its process, and the errors of its address."""
+"""A role's place in its cluster and in its process, and the errors of its address."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -22,8 +22,7 @@ class Place:
     Attributes:
         node: Node id, unique in the cluster.
         bind: Address to listen on, ``tcp://host:port``; port 0: any free port.
-        controller: Address of the controller, or the addresses of several, joined by commas; empty for a
-            controller.
+        controller: Address of the controller, or of several, joined by commas; empty for a controller.
         network: Links to the other roles.
         buffers: Memory for received messages: the pool of `network`.
         waits: Deadlines.
