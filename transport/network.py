@@ -200,7 +200,7 @@ class Network(ABC):
         retry: RetrySchedule | None = None,
         peer_role: str | None = None,
     ) -> Link:
-        """Make a link with the peer at ``address``; the caller closes it.
+        """Make a link to the peer at ``address``; the caller closes it.
 
         The dial tries again on the schedule ``retry`` (default: with growing waits) until ``timeout_s`` have
         passed. A refusal is final, unless it is `TEMPORARY`. With ``peer_role``, the dial refuses a peer of
@@ -222,7 +222,7 @@ class Network(ABC):
                     try:
                         return await self.dial_once(address, identity, peer_role)
                     except (OSError, LinkBroken, ValueError, OverflowError) as error:
-                        # An address is a peer's word: of another form, or refused by the resolver, it is
+                        # An address is a peer's word: one with another form, or refused by the resolver, is
                         # as unreachable as one without a listener.
                         reason = str(error) or type(error).__name__
                     except HandshakeRejected as error:
@@ -264,8 +264,8 @@ class TcpNetwork(Network):
 
     Args:
         config: Limits and time-outs of the links.
-        token: The cluster's root token, or the keys of one role that were derived from it; None only on
-            addresses that no other machine can reach.
+        token: The cluster's root token, or one role's keys derived from it; None only on addresses that no
+            other machine can reach.
         entropy: Function that returns as many unpredictable bytes as requested.
         pool: Memory in which the links receive.
         budget: Bytes that all links together may hold for their peers, and share with them in addition;
@@ -329,8 +329,8 @@ class TcpNetwork(Network):
 
             entrance = Entrance(self.config.max_unauthenticated)
             beside = self._unix.listener(greet, self.config, listener.start)
-            # Serving starts in a separate step: if `create_server` waited for it too, a cancellation of that
-            # wait would lose the server with its socket open.
+            # Serving starts in a separate step: if `create_server` waited for it too, cancelling that wait
+            # would lose the server with its socket open.
             server = await asyncio.get_running_loop().create_server(greet, host, port, start_serving=False)
             try:
                 self._check_bound(address, [sock.getsockname()[0] for sock in server.sockets])
@@ -412,7 +412,7 @@ class TcpNetwork(Network):
             except (OSError, TransportError) as error:
                 if self._link == "shared":
                     raise
-                # Any process of this user can take the name of the Unix socket, but not the listener's port.
+                # Any process of this user can take the Unix socket's name, but not the listener's port.
                 logger.debug("no link within this host to %s, trying TCP: %s", address, error)
         return await self._dial_socket(host, port, None, identity, peer_role)
 

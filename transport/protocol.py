@@ -1,8 +1,8 @@
 """Pure: one conversation over a byte stream, without the stream.
 
 Received bytes go through `decoder`. Messages of one frame are sent at once, large messages through a queue
-here: a large message is sent chunk by chunk, each after the stream has taken the chunk before, and frames of
-other messages pass between. At most one large message is in progress, and the others wait in order. Messages
+here. A large message is sent chunk by chunk, each after the stream has taken the previous one, and frames of
+other messages pass in between. At most one large message is in progress; the others wait in order. Messages
 sent with ``ordered`` must not overtake, so they wait in the queue as well.
 
 The owner sets ``last_heard`` when bytes arrive, calls `tick` at `next_deadline`, and carries out the returned
@@ -10,7 +10,7 @@ effects. Times are absolute seconds on the caller's clock. The deadline does not
 `tick` may find nothing due.
 
 `CallTable` has the requests of one side that wait for an answer. Replies match by id and may come in any
-order. An answer changes no timer and no heap: with the usual few different time-outs, the table is scanned
+order. An answer changes no timer and no heap. With the usual few different time-outs, the table is scanned
 about once per time-out.
 """
 
@@ -41,11 +41,11 @@ from transport.messages import Message
 from transport.tensors import ALIGNMENT, LENT, Tensor, TensorSpec, lay_out, raw_bytes, watched
 
 OnAnswer = Callable[[Message | TransportError], None]
-"""Callback for the reply to a request, or for the error in its place."""
+"""Callback for a request's reply, or for the error that replaces it."""
 
 
 class Call(NamedTuple):
-    """One request without an answer, and the callback for its answer or for an error."""
+    """One unanswered request, and the callback for its answer or an error."""
 
     on_answer: OnAnswer
     message_type: str
@@ -61,8 +61,8 @@ class CallTable:
     """Outstanding calls by request id. Ids count from 1 and are never reused.
 
     Attributes:
-        waiting: The requests without an answer, by id; the owner adds and removes them.
-        next_id: Compiled function that returns the id of the next request, because every request calls it.
+        waiting: The unanswered requests, by id; the owner adds and removes them.
+        next_id: Compiled function that returns the next request's id, because every request calls it.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class CallTable:
 Buffer = bytes | memoryview
 PlacePayload = Callable[[Sequence[Buffer], int, bool], bytes]
 """Places a payload of a number of bytes, of a request or not, in shared memory; returns its packed `PLACE`,
-or no bytes if there is none."""
+or no bytes if there is no room."""
 
 _PADDING = bytes(ALIGNMENT)
 _PING_FRAME = head(PING, 0, b"", 0)
@@ -117,7 +117,7 @@ class Outgoing:
         buffers: Buffers of the next frame to write.
         size_bytes: Bytes of ``buffers``.
         payload_bytes: Tensor bytes of the whole message.
-        frame_bytes: All other bytes of the whole message on the wire.
+        frame_bytes: All other bytes that the whole message has on the wire.
         rest: Payload that follows in chunks.
         rest_bytes: Length of the rest.
     """
@@ -160,7 +160,7 @@ class Conversation:
         """Bytes in the queue of large messages, without those in the stream's own buffer."""
         self._queue: deque[Outgoing] = deque()
         self.last_heard = now
-        """Time of the last arrived bytes, in seconds; the owner sets it."""
+        """Time in seconds of the last arrived bytes; the owner sets it."""
         self._reading = True
         self._progress = 0
         self._progress_at: float | None = None
@@ -171,7 +171,8 @@ class Conversation:
     # Sending
 
     def encode_small(self, kind: int, request_id: int, message: Message) -> tuple[bytes, int, int] | None:
-        """Encode a message that fits one write; return its frame, and its numbers of tensor and other bytes.
+        """Encode a message that fits into one write; return its frame, and its numbers of tensor and other
+        bytes.
 
         Returns None for a payload over ``gather_bytes``, which only `encode_large` can encode, unless shared
         memory has it.
@@ -289,7 +290,7 @@ class Conversation:
     # Keepalive
 
     def pause(self) -> None:
-        """Note that this side stops reading: the peer's silence has no meaning until `resume`."""
+        """Record that this side stops reading: the peer's silence has no meaning until `resume`."""
         self._reading = False
         self._lacking_at = None
 
@@ -360,7 +361,7 @@ class Conversation:
 
 
 def payload_parts(specs: Sequence[TensorSpec], tensors: Sequence[Tensor]) -> list[Buffer]:
-    """List the bytes of a payload without copying: the tensors, and the padding between them."""
+    """List a payload's bytes without copying: the tensors, and the padding between them."""
     if len(specs) == 1:
         return [raw_bytes(tensors[0])] if specs[0].nbytes else []
     parts: list[Buffer] = []
@@ -382,7 +383,7 @@ def _with_checksum(
 
 
 def take(payload: deque[Buffer], size: int, into: list[Buffer]) -> None:
-    """Move ``size`` bytes from the front of ``payload`` to the end of ``into``, without copying."""
+    """Without copying, move ``size`` bytes from the front of ``payload`` to the end of ``into``."""
     while size:
         buffer = payload.popleft()
         if len(buffer) > size:

@@ -3,16 +3,16 @@
     async with SlowNetwork(network, delay_s=0.005, dice=Random(7), between=("worker-0", "ps-0")) as slow:
         ...                                                 # listen and dial with `slow`
 
-The slow layer replaces the layer below a link: the asyncio transport of a TCP link, or the other end of a
-local link. The link itself is therefore unchanged and keeps all its promises. All items that the link sends
-(messages, requests, replies, signals, pings, CLOSE) are delayed in order, and only a closing side waits for
-them. Each side delays the bytes that it sends: a `SlowNetwork` with both ends slows both directions; if the
-ends are in two processes, each process needs a `SlowNetwork`. Dialling and the handshake are not delayed.
+The slow layer replaces the layer below a link: a TCP link's asyncio transport, or a local link's other end.
+So the link itself is unchanged and keeps all its promises. All that the link sends (messages, requests,
+replies, signals, pings, CLOSE) is delayed in order, and only a closing side waits for it. Each side delays
+the bytes that it sends. A `SlowNetwork` with both ends slows both directions; if the ends are in two
+processes, each process needs a `SlowNetwork`. Dialling and the handshake are not delayed.
 
 Event loops wait in whole milliseconds: asyncio rounds the time-out of `epoll` up, as does libuv. A thread can
 sleep for shorter times. The thread sleeps until the next timer, and wakes the loop once for all timers due
-then. docs/how-to/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, the
-lateness grows by up to `sys.getswitchinterval`. No timer fires early, except at the end of the block.
+then. docs/how-to/stragglers.md has the measured lateness; if other threads hold the interpreter's lock, it
+grows by up to `sys.getswitchinterval`. No timer fires early, except at the end of the block.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class Path:
 
     Args:
         conditions: Delay and bandwidth of the direction.
-        dice: Source of the jitter; not used without jitter.
+        dice: Source of the jitter; unused without jitter.
     """
 
     __slots__ = ("_conditions", "_dice", "_free_at", "_last")
@@ -88,7 +88,7 @@ class Path:
         self._last = float("-inf")
 
     def arrival(self, *, now: float, nbytes: int) -> float:
-        """Send ``nbytes`` and return the arrival time of the last of them, on the clock of ``now``.
+        """Send ``nbytes`` and return when the last of them arrives, on the clock of ``now``.
 
         With a bandwidth, bytes wait until all earlier bytes have passed.
         """
@@ -120,7 +120,7 @@ class Timekeeper:
         self._waiting: list[tuple[float, int, Callable[[], None]]] = []
         self._asked = 0
         self.is_open = False
-        # Between thread and loop, without a lock:
+        # Shared by thread and loop without a lock:
         self._due: deque[tuple[float, int, Callable[[], None]]] = deque()
 
     async def __aenter__(self) -> Self:
@@ -195,12 +195,12 @@ MOST_SLEEP_S = 3600.0
 """Length of the thread's sleep without a timer, and maximum length of any sleep, in seconds."""
 
 WAKE_UP_S = 0.00015
-"""Time for waking the loop, in seconds; the thread wakes the loop this much before a timer is due. A loop
-that wakes too early iterates until the timer is due."""
+"""Time in seconds for waking the loop; the thread wakes the loop this much before a timer is due. A loop that
+wakes too early iterates until the timer is due."""
 
 NAP_S = 0.0005
-"""Length of the last part of a sleep, in seconds. A long sleep has two parts, because a core that slept
-longer wakes up more slowly."""
+"""Length of a sleep's last part, in seconds. A long sleep has two parts, because a core that slept longer
+wakes up more slowly."""
 
 
 WINDOW_BYTES = 64 << 20
@@ -479,8 +479,8 @@ class _SlowEnd:
         cost = 0
         if isinstance(frame, Frame) and frame.message is not None:
             cost = frame.payload_bytes + MESSAGE_COST_BYTES
-        # The link counts bytes as unsent until the other end takes them. Bytes in transit are no backlog of
-        # the peer: they count only on arrival, or if they exceed the window.
+        # The link counts bytes as unsent until the other end takes them. Bytes in transit are not a backlog
+        # of the peer: they count only on arrival, or if they exceed the window.
         under_way = cost if self._line.held_bytes + cost <= WINDOW_BYTES else 0
         self._link._unsent -= under_way
         self._line.put((frame, under_way), cost)

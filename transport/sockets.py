@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from transport.config import PROBES, LinkConfig
 
 MOST_HOST = 253
-"""Maximum length of the name of a host, in characters, as in the DNS."""
+"""Maximum length of a host's name, in characters, as in the DNS."""
 
 _LABEL = "[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 
 _NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*\.?|\*")
-"""Pattern of the names of hosts and of IPv4 addresses; an asterisk means every interface."""
+"""Pattern of host names and IPv4 addresses; an asterisk means every interface."""
 
 _ADDRESS = re.compile(r"tcp://(?:\[([0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?)\]|([^][:/?#@]+)):([0-9]{1,5})")
 
@@ -62,13 +62,13 @@ def is_loopback(host: str) -> bool:
 
 
 async def resolved(host: str, port: int) -> list[tuple[socket.AddressFamily, str]]:
-    """Return the addresses of a host with their families; only a name takes a lookup."""
+    """Return a host's addresses with their families; only a name takes a lookup."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return [(family, str(name[0])) for family, *_, name in found]
-    # An IPv6 address has several spellings, and a listener's is the short one.
+    # An IPv6 address has several spellings; a listener uses the short one.
     return [(socket.AF_INET if address.version == 4 else socket.AF_INET6, str(address))]
 
 
@@ -105,9 +105,10 @@ def checks_payloads(config: LinkConfig, transport: asyncio.Transport) -> bool:
 
 
 def leave_to_loop(sock: socket.socket) -> None:
-    """Leave the closing of a socket to the transport that a loop has made, or failed to make, for it.
+    """Leave closing a socket to the transport that a loop has made, or failed to make, for it.
 
-    uvloop closes the descriptor by its number. If the socket closed it again, this would be another one.
+    uvloop closes the descriptor by its number. If the socket closed it again, this would be another
+    descriptor.
     """
     if type(asyncio.get_running_loop()).__module__.startswith("uvloop"):
         sock.detach()
@@ -120,7 +121,7 @@ def descriptor_of(transport: asyncio.Transport) -> int:
 
 
 def write_now(descriptor: int, buffers: Sequence[bytes | memoryview]) -> int:
-    """Write to a socket what the kernel takes without waiting; return its number of bytes.
+    """Write to a socket what the kernel takes without waiting; return how many bytes.
 
     After an error the number is 0, also for -1: the transport meets and reports the same error.
     """

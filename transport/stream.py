@@ -1,11 +1,11 @@
 """Links over a stream: TCP, or a Unix socket between processes of one host (`shared.py`).
 
-Writing. Each write to a transport is a system call, on uvloop too, and costs as much as all other parts of a
-small call. A callback therefore sends the small frames of one iteration of the loop in one write. Two cases
-need no callback: answers of handlers during a delivery are sent at its end, and a call is sent at once if no
-other call is outstanding. Payloads above ``gather_bytes`` are never joined: the kernel takes them from the
-caller's arrays. The link writes chunks of large messages while the transport takes them; after a pause of
-writing the rest waits for `resume_writing`.
+Writing. Each write to a transport is a system call, even on uvloop, and costs as much as all other parts of a
+small call. So a callback sends the small frames of one iteration of the loop in one write. Two cases need no
+callback: handlers' answers during a delivery are sent at its end, and a call is sent at once if no other call
+is outstanding. Payloads above ``gather_bytes`` are never joined: the kernel takes them from the caller's
+arrays. The link writes chunks of large messages while the transport takes them; once writing pauses, the rest
+waits for `resume_writing`.
 
 Reading. The decoder returns the memory for the next bytes, so nearly all of them arrive in their final place.
 """
@@ -109,7 +109,7 @@ class StreamLink(Link, asyncio.BufferedProtocol):
     def _transmit(
         self, kind: int, request_id: int, message: Message, release: Release | None, ordered: bool
     ) -> None:
-        # The short path, without a large message in progress: one frame in one buffer, and no order to keep.
+        # The short path, if no large message is in progress: one frame in one buffer, and no order to keep.
         conversation = self._conversation
         small = None if conversation.queued_bytes else conversation.encode_small(kind, request_id, message)
         if small is None:
@@ -183,7 +183,7 @@ class StreamLink(Link, asyncio.BufferedProtocol):
     def _write(self, buffers: list[Buffer], size: int, lent: bool = False) -> None:
         """Write the buffers of a frame after all earlier frames.
 
-        The transport gets the bytes that the kernel does not take now, with ``lent`` a copy of them.
+        The transport gets the bytes that the kernel does not take now; with ``lent``, a copy of them.
         """
         if self._turn or self._returned:
             self._flush()
@@ -278,8 +278,8 @@ class StreamLink(Link, asyncio.BufferedProtocol):
 
     def _deliver_all(self, frames: Iterable[Frame]) -> None:
         """Deliver decoded frames, except those after a pause."""
-        # Answers that handlers give inline leave in one write after the delivery of all frames of a read.
-        # If frames of this iteration wait, their callback is set already and sends the answers, too.
+        # Answers that handlers give inline leave in one write, once all frames of a read are delivered. If
+        # frames of this iteration wait, their callback is set already and sends the answers, too.
         self._delivering = not self._turn
         try:
             for frame in frames:
@@ -324,8 +324,8 @@ class StreamLink(Link, asyncio.BufferedProtocol):
     def _read_to_the_end(self, nbytes: int) -> None:
         """Read after this side's CLOSE until the peer's CLOSE, then close the connection.
 
-        If this side closed the connection with bytes of the peer unread, the kernel would reset it, and the
-        peer would lose the bytes that it has not read yet.
+        If this side closed the connection while bytes from the peer are unread, the kernel would reset it,
+        and the peer would lose the bytes that it has not read yet.
         """
         try:
             peer_closed = any(frame.kind == CLOSE for frame in self._decoder.updated(nbytes))

@@ -1,8 +1,8 @@
 """The arrays of messages: their descriptions and layouts on the wire, and the memory that holds them.
 
-A tensor is described in the meta of its message by a byte for its dtype, a byte for its number of dimensions
-and 32 bits for the length of each dimension (little endian). The tensor's bytes are a segment of the payload.
-Segments start at multiples of 64 from the start of the payload, so every tensor of a message received into an
+In its message's meta, a tensor is described by a byte for its dtype, a byte for its number of dimensions and
+32 bits for the length of each dimension (little endian). The tensor's bytes are a segment of the payload.
+Segments start at multiples of 64 from the payload's start. So every tensor of a message received into an
 aligned buffer is aligned too. No function here copies tensor bytes.
 
 bfloat16 is available if ml_dtypes can be imported. Its arrays refuse to be memoryviews, so `raw_bytes` views
@@ -27,9 +27,9 @@ last view. (numpy shortens chains of bases to the oldest *array*, also through m
 is a bytearray or a mapping, so the chain ends at the lent array.)
 
 Only atomic list and set operations run on that other thread; everything else runs on the loop's
-thread. Memory from 1 MiB on is mapped: unwritten pages cost nothing, so a reservation only takes address
+thread. Memory from 1 MiB on is mapped: unwritten pages cost nothing, so a reservation takes only address
 space until bytes arrive. A reused buffer has its pages already. This saves more time than a copy would cost:
-fresh pages for 16 MiB take about as long as the receipt of 16 MiB.
+fresh pages for 16 MiB take about as long as receiving 16 MiB.
 """
 
 import logging
@@ -56,7 +56,7 @@ else:
 
 ALIGNMENT = 64
 MAX_DIMS = 8
-"""Maximum number of dimensions of a tensor."""
+"""Maximum number of dimensions in a tensor."""
 
 Tensor = NDArray[Any]
 
@@ -78,7 +78,7 @@ _DTYPES: dict[int, np.dtype[Any]] = {code: dtype for dtype, code in _CODES.items
 
 
 class TensorSpec(NamedTuple):
-    """Position of one tensor in the payload of its message."""
+    """Position of one tensor in its message's payload."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -112,9 +112,9 @@ def lay_out(tensors: Sequence[Tensor], limit_bytes: int, *, to_fill: bool = Fals
         limit_bytes: Maximum length of the payload.
 
     Raises:
-        LocalProtocolError: A tensor is no array, has an unsupported dtype or more than 8 dimensions, or is
-            not C-contiguous; or all tensors together have more than ``limit_bytes``; or an array to fill is
-            read-only.
+        LocalProtocolError: A tensor is not an array, has an unsupported dtype or more than 8 dimensions, or
+            is not C-contiguous; or all tensors together have more than ``limit_bytes``; or an array to fill
+            is read-only.
     """
     for tensor in tensors:
         if not isinstance(tensor, np.ndarray):
@@ -140,7 +140,7 @@ def lay_out(tensors: Sequence[Tensor], limit_bytes: int, *, to_fill: bool = Fals
 
 @lru_cache(maxsize=1024)
 def _known_layout(kinds: tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]) -> Layout:
-    """Lay out arrays of these types and shapes; cached, as a run sends the same few.
+    """Lay out arrays of these types and shapes; cached, because a run sends the same few.
 
     Raises:
         LocalProtocolError: A type is not supported, or a shape is too long or too large.
@@ -194,7 +194,7 @@ def read_layout(packed: bytes, limit_bytes: int) -> Layout:
         if dtype is None:
             raise RemoteProtocolError("tensor-dtype", f"unknown dtype code {code}")
         shape: tuple[int, ...] = struct.unpack_from(f"<{dims}I", packed, position + 2)
-        # Dimensions beside a zero are bounded too, because numpy refuses a shape if the product of its other
+        # Dimensions beside a zero are bounded too: numpy refuses a shape if the product of its other
         # dimensions overflows.
         if prod([size for size in shape if size]) * dtype.itemsize > limit_bytes:
             raise RemoteProtocolError("message-size", f"a tensor claims more than {limit_bytes} bytes")
@@ -224,8 +224,8 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 Release = Callable[[], object]
 
 LENT: Release = partial(bool)
-"""Release, without an effect, of tensors that the sender may change once the sending method has returned: the
-link copies the bytes that it cannot send at once."""
+"""Release for tensors that the sender may change once the sending method has returned; it does nothing,
+because the link copies the bytes that it cannot send at once."""
 
 logger = logging.getLogger(__name__)
 
@@ -237,8 +237,8 @@ class _Watch:
 
     def __init__(self, views: tuple[Tensor, ...], callback: Release) -> None:
         self._callback = callback
-        # One token less than views: the view that finds no token is the last. list.pop is atomic, and a
-        # decrement is not.
+        # There is one token less than views: the view that finds no token is the last. list.pop is atomic,
+        # but a decrement is not.
         self._still = [None] * (len(views) - 1)
         self._references = [weakref.ref(view, self._gone) for view in views]
         _WATCHES.add(self)
@@ -260,7 +260,7 @@ _WATCHES: set[_Watch] = set()
 
 
 def watched(tensors: tuple[Tensor, ...], callback: Release) -> tuple[Tensor, ...]:
-    """Return new views of ``tensors``; ``callback`` is called once, when all of them are freed.
+    """Return new views of ``tensors``; call ``callback`` once, when all views are freed.
 
     If no tensor has an element, the callback is called at once.
     """
@@ -283,7 +283,7 @@ MIN_BYTES = 4 << 10
 """Minimum size of a pooled buffer, in bytes."""
 
 MAX_BYTES = 32 << 20
-"""Maximum size of a pooled buffer, in bytes; the pool keeps no larger ones."""
+"""Maximum size of a pooled buffer in bytes; the pool keeps no larger ones."""
 
 _MAP_FROM_BYTES = 1 << 20
 _MIN_SHIFT = MIN_BYTES.bit_length() - 1
@@ -317,7 +317,7 @@ class _Block:
 
     def returned(self, reference: object) -> None:
         """Take the memory back when its last view is freed; free it if the free list is full."""
-        # May run on any thread: each line is atomic, and the block is free only after the last one.
+        # May run on any thread: each line is atomic, and the block is free only after the last line.
         self.reference = None
         self.lent.discard(self)
         if len(self.free_list) < self.keep:
@@ -328,7 +328,7 @@ class BufferPool:
     """Lends aligned memory, which returns when its last view is freed.
 
     Args:
-        retain_bytes: Free memory to keep for reuse, for each size, in bytes; at least one buffer is kept.
+        retain_bytes: Free memory to keep for reuse, per size, in bytes; at least one buffer is kept.
     """
 
     def __init__(self, *, retain_bytes: int = 64 << 20) -> None:
@@ -372,7 +372,7 @@ class BufferPool:
         return lent, block.memory
 
     def joined(self, parts: Sequence[Tensor], dtype: np.dtype[Any], size: int) -> Tensor:
-        """Lend a copy of flat arrays of one dtype in a row; ``size`` is their number of values."""
+        """Lend one array with copies of flat arrays of one dtype; ``size`` is their number of values."""
         copy = self.lend(size * dtype.itemsize, dtype, (size,))[0]
         np.concatenate(parts, out=copy)
         return copy

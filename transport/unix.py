@@ -1,10 +1,10 @@
 """Unix sockets beside TCP listeners, by which processes of one host find each other.
 
-A listener on ``tcp://host:port`` has a second socket, whose abstract name has its address: it is in no file
-system, in the same network namespace as the address, and ends with its process. A dial of an address of this
-host tries it first. Both ends ask the kernel for the other's user, before they read a byte, and use TCP if it
-is another one. The dialling end sends one byte with the descriptor of a socket for the handover of regions
-(`regions.py`); then the handshake is that of TCP.
+A listener on ``tcp://host:port`` has a second socket, whose abstract name has its address. The socket is in
+no file system, is in the address's network namespace, and ends with its process. A dial of an address of this
+host tries it first. Both ends ask the kernel for the other's user before they read a byte, and use TCP if the
+users differ. The dialling end sends one byte with the descriptor of a socket over which regions are handed
+over (`regions.py`); then the handshake is that of TCP.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ _FIRST = b"\x01"
 
 LEAST_FREE = 16
 """Number of free descriptors below which a process makes no link with shared memory. Each region takes one. A
-link without one ends, and the next link in its place must not end in the same way."""
+link without one ends, and its successor must not end in the same way."""
 
 PAUSE_S = 1.0
-"""Seconds without accepting after a lack of descriptors."""
+"""Seconds without accepting after descriptors ran out."""
 
 _WILDCARDS = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
@@ -163,7 +163,7 @@ class UnixListener:
         self._loop = asyncio.get_running_loop()
         self._listeners: list[socket.socket] = []
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
-        """Accepted connections without a first byte, and the ends of their time."""
+        """Accepted connections without a first byte, and when their time ends."""
         self._pauses: dict[socket.socket, asyncio.TimerHandle] = {}
 
     def listen(self, addresses: Iterable[tuple[str, int]]) -> None:

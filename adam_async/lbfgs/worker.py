@@ -48,7 +48,7 @@ class GradientWorker:
         self._ask = ask
         self._pool = pool
         self._kept: dict[tuple[int, int], tuple[int, Arrays]] = {}
-        """By evaluation and first batch: gradients that wait for their turn, with one past their last
+        """By evaluation and first batch: gradients that wait for their turn, and one past their last
         batch."""
         self._values: Arrays = {}
 

@@ -1,7 +1,7 @@
 """The workload `counter`: one client per bundle pushes numbers, and an audit compares them with the values.
 
 Each client has one array on one bundle, and pushes again `PAUSE_S` after each acknowledgement. A slot of the
-array has two values: push n subtracts 1 from the first and n from the second (`gradient_of`), so the values
+array has two values: push n subtracts 1 from the first and n from the second (`gradient_of`). So the values
 show a lost push, a doubled push, and a push in place of another one. After a drill without a failure, the
 audit kills primaries until each copy was a primary and was read, because only primaries serve. The number of
 kills is bounded.
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 class DrillServers:
-    """The child processes of one drill, in the task group of its block (`drill_servers`).
+    """The child processes of one drill, in its block's task group (`drill_servers`).
 
     Attributes:
         token: Token of the cluster.
@@ -129,7 +129,7 @@ async def drill_servers(
     waits: Waits,
     network: NamespaceNetwork | None,
 ) -> AsyncIterator[DrillServers]:
-    """Run controllers and servers for the length of the block; the end of the block removes their folder.
+    """Run controllers and servers for the duration of the block; its end removes their folder.
 
     Args:
         network: Hosts of the servers; None for the loopback interface.
@@ -151,7 +151,7 @@ PAUSE_S = 0.002
 """Pause of a client between two pushes, in seconds, so that clients leave the cores to the servers."""
 
 CHECKS_PER_COPY = 2
-"""Maximum number of pulls per copy, each with at most one kill after it, in the comparison of copies."""
+"""Maximum number of pulls per copy, each followed by at most one kill, when copies are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -177,7 +177,7 @@ class CounterDrill:
     network: NamespaceNetwork | None
 
     async def run(self) -> Observations:
-        """Start the servers, inject the faults, audit, and return what was observed.
+        """Start the servers, inject the faults, audit, and return the observations.
 
         Raises:
             ExceptionGroup: An `AdamError` before the workload, such as `RoleDied` for a process that could
@@ -357,7 +357,7 @@ class Client:
 
 
 def _primaries(watch: MapWatch) -> dict[str, str]:
-    """Return the server of the primary of each bundle, by home."""
+    """Return, by home, the server that is each bundle's primary."""
     return {home: bundle.primary[0] for home, bundle in watch.bundles.items() if bundle.primary}
 
 

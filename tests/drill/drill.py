@@ -154,7 +154,7 @@ def step_of(options: DrillOptions) -> DrilledStep | None:
 
 
 def fault_count(options: DrillOptions) -> int:
-    """Return the number of faults of one workload."""
+    """Return the number of faults in one workload."""
     if options.for_ is not None and options.every is not None:
         return int(options.for_ / options.every)
     return DEFAULT_COUNT if options.count is None else options.count
@@ -166,7 +166,7 @@ def fault_count(options: DrillOptions) -> int:
 def report_of(
     options: DrillOptions, seen: Observations, claims: Sequence[Claim], skipped: Mapping[str, str], code: int
 ) -> dict[str, Any]:
-    """Return the content of the file of `--json`."""
+    """Return the content of the `--json` file."""
     settings = {
         name: getattr(options, name)
         for name in ("workload", "data", "servers", "copies", "controllers", "replicas", "seed")

@@ -1,4 +1,4 @@
-"""A launcher of child processes whose parameter servers are on hosts of their own: their links can be cut."""
+"""A launcher of child processes that puts parameter servers on separate hosts, whose links can be cut."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

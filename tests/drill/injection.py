@@ -1,4 +1,4 @@
-"""Faults of primaries: injected one after the other, each with its times.
+"""Faults of primaries, injected one after the other, each with its times.
 
 The next fault waits until all copies are in sync again, because a store with two copies survives the loss of
 only one server at a time.
@@ -129,8 +129,7 @@ sync."""
 
 Resumed = Callable[[Mapping[str, int], float], Awaitable[dict[str, float]]]
 """Function that returns the seconds from a fault until the workload of each bundle went on, by home. It gets
-the generation of each bundle before the fault, by home, and the time of the fault on the clock of the loop,
-in seconds."""
+each bundle's generation before the fault, by home, and the fault's time on the loop's clock, in seconds."""
 
 
 class Injector:
@@ -168,7 +167,7 @@ class Injector:
         self._on_fault = on_fault
 
     async def run(self, plan: Sequence[PlannedFault], every_s: float) -> None:
-        """Inject the faults of a plan; their starts are at least `every_s` apart.
+        """Inject a plan's faults; their starts are at least `every_s` apart.
 
         Raises:
             DeadlineExceeded: Pushes did not go on, or copies were missing, for `PATIENCE_S`.

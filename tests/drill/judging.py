@@ -27,18 +27,17 @@ class FaultObservation(msgspec.Struct, kw_only=True):
     at_s: float
     """Time since the start of the workload, in seconds."""
     resumed_s: dict[str, float] = {}
-    """Time in seconds from the fault to the first acknowledgement of a push that began after it, by home of
-    each bundle of the lost primary. In training, time from the fault to the new primary in the map."""
+    """By home, for each bundle of the lost primary: seconds from the fault to the first acknowledgement of a
+    push that began after it. In training, time from the fault to the new primary in the map."""
     whole_s: float | None = None
-    """Time from the fault until all bundles had all copies in sync again, in seconds; None if the drill ended
-    before."""
+    """Seconds from the fault until all bundles had all copies in sync again; None if the drill ended."""
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of acknowledged with applied pushes, over all counters or over all shards of the runs."""
 
     acknowledged: int
-    """Acknowledged pushes; in training each counts once for each of its shards."""
+    """Acknowledged pushes; in training each counts once per shard."""
     unanswered: int = 0
     """Pushes without an answer; each may be applied once or not at all."""
     lost: int = 0
@@ -54,18 +53,18 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CopyCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """Comparison of the copies of each bundle after the last push."""
+    """Comparison of each bundle's copies after the last push."""
 
     copies: int
     """Copies in sync after the last push, over all bundles."""
     compared: int
     """Copies that were primaries and were read."""
     different: tuple[str, ...] = ()
-    """Bundle and server of each copy whose values differ from those of the copy that was read first."""
+    """Bundle and server of each copy whose values differ from the first copy's."""
 
 
 class PairObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """Two trainings with one seed, without and with faults."""
+    """Two trainings with one seed: without and with faults."""
 
     seed: int
     faults: int
@@ -122,7 +121,7 @@ def audit_of(values: NDArray[np.float64], acknowledged: int, *, unanswered: bool
 
     Args:
         values: Negative sums of the gradients that the servers applied.
-        unanswered: Whether one more push, the next number, had no answer; this push may be applied or not.
+        unanswered: Whether one more push, the next number, had no answer; it may or may not be applied.
     """
     counted, summed = -values
     found = _compared(counted, summed, acknowledged)
@@ -153,11 +152,10 @@ T_95 = (
 """95 % quantiles of Student's t, for 1 to 30 degrees of freedom."""
 
 MOST_PAIRS = len(T_95) + 1
-"""Maximum number of pairs of trainings, by the table of quantiles."""
+"""Maximum number of training pairs that the table of quantiles allows."""
 
 FAILED, SKIPPED = 1, 3
-"""Exit codes of a drill with a failed claim, and of a drill with `--require` and a kind of fault that cannot
-be injected."""
+"""Exit codes for a failed claim, and with `--require` for a fault kind that cannot be injected."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,7 +168,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KindRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of the faults of one kind, in seconds; None without a sample."""
+    """Times in seconds of one kind's faults; None without a sample."""
 
     kind: str
     faults: int

@@ -1,10 +1,10 @@
 """Linux network namespaces for child processes, joined by bridges: hosts with links that can be cut.
 
-Each host has a namespace, and for each path a pair of virtual interfaces that leads to the bridge of the
-path. Each path has a subnet of its own. This process has an address on each bridge, too. All connections
-between hosts have the same congestion control on every machine. A cut sets the outer interface of a pair
-down: connections stay open, and carry nothing. A limit slows down the bytes that leave a host on a path.
-Namespaces need root and `ip` and `tc` of iproute2.
+Each host has a namespace, and for each path a pair of virtual interfaces that leads to the path's bridge.
+Each path has a separate subnet. This process has an address on each bridge, too. All connections between
+hosts have the same congestion control on every machine. A cut sets the outer interface of a pair down:
+connections stay open, and carry nothing. A limit slows down the bytes that leave a host on a path. Namespaces
+need root and `ip` and `tc` of iproute2.
 
 Every name has the id of this process, so the namespaces of a killed process can be removed later.
 """
@@ -36,10 +36,10 @@ BURST_S = 0.00025
 A longer burst would make an idle link faster than its rate."""
 
 LEAST_BURST_BYTES = 3 << 10
-"""Minimum size of the burst of a limited link after a pause, in bytes: two Ethernet packets."""
+"""Minimum burst size of a limited link after a pause, in bytes: two Ethernet packets."""
 
 QUEUE_S = 0.05
-"""Maximum wait of a packet in the queue of a limited link, in seconds; further packets are dropped."""
+"""Maximum wait in seconds of a packet in a limited link's queue; further packets are dropped."""
 
 CONGESTION = "cubic"
 """Congestion control of the connections between hosts, the default of Linux. A machine's own default may
@@ -49,10 +49,10 @@ IP_S = 10.0
 """Maximum time of one call of `ip` or `tc`, in seconds."""
 
 _ADDRESS = re.compile(r"inet 198\.19\.(\d+)\.")
-"""Pattern of the address of an interface in one of the subnets."""
+"""Pattern of an interface's address in one of the subnets."""
 
 _OURS = re.compile(r"(\d+: )?(?P<name>(adam-async-|adam)(?P<pid>\d+)-[\w-]+)")
-"""Pattern of a line that lists a namespace or interface which this module made, in any process."""
+"""Pattern of a line that lists a namespace or interface made by this module, in any process."""
 
 
 class NamespaceNetwork:
@@ -102,7 +102,7 @@ class NamespaceNetwork:
         await _ip("link", "set", self._links[host, path], "up")
 
     async def limit(self, host: str, bits_per_s: int, path: int = 0) -> None:
-        """Limit the rate at which a host sends on a path, with a token bucket that keeps packets in order.
+        """With a token bucket that keeps packets in order, limit the rate at which a host sends on a path.
 
         Raises:
             OSError: The system refuses, or has no such bucket.
@@ -162,7 +162,7 @@ class NamespaceNetwork:
 
 @asynccontextmanager
 async def namespace_network(hosts: Sequence[str], *, paths: int = 1) -> AsyncIterator[NamespaceNetwork]:
-    """Make namespaces for the length of the block; its start removes those of ended processes.
+    """Make namespaces for the duration of the block; its start removes those of ended processes.
 
     Raises:
         OSError: The system has no `ip`, or refuses a namespace; the message has the reason.
@@ -190,7 +190,7 @@ async def _remove(is_meant: Callable[[int], bool]) -> None:
 
 
 async def _subnets() -> list[int]:
-    """Return the numbers of the subnets of all interfaces, once for each address."""
+    """Return the subnet numbers of all interfaces, once for each address."""
     listing = await _ip("-o", "-4", "addr", "show")
     return [int(found[1]) for found in _ADDRESS.finditer(listing)]
 

@@ -6,8 +6,7 @@ from adam_async.errors import ConfigError
 from tests.simulation.random_streams import RandomStream
 
 KINDS = ("kill", "freeze", "cut")
-"""Kinds of faults: SIGKILL; SIGSTOP, and SIGCONT once the workload goes on; and no network until the workload
-goes on."""
+"""Kinds of faults: SIGKILL; SIGSTOP, and SIGCONT once the workload continues; and no network until then."""
 
 
 class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +43,7 @@ def skipped_kinds(kinds: tuple[str, ...], *, has_signals: bool, no_network: str)
 
     Args:
         has_signals: Whether the system has SIGSTOP and SIGCONT.
-        no_network: Reason why the servers have no network namespaces of their own; empty if they have.
+        no_network: Why the servers have no separate network namespaces; empty if they have.
     """
     reasons = {"cut": no_network} if no_network else {}
     if not has_signals:
@@ -53,7 +52,7 @@ def skipped_kinds(kinds: tuple[str, ...], *, has_signals: bool, no_network: str)
 
 
 def plan_faults(kinds: tuple[str, ...], count: int, seed: int) -> tuple[PlannedFault, ...]:
-    """Return `count` faults in random order, with equal numbers of each kind as far as `count` allows."""
+    """Return `count` faults in random order, with equally many of each kind as far as `count` allows."""
     if not kinds:
         return ()
     dice = RandomStream(f"{seed}/drill")

@@ -38,7 +38,7 @@ class TrainingDrill:
     """Settings of a drill with training.
 
     Attributes:
-        config: Configuration of each run; pair n has its seed plus n.
+        config: Configuration of each run; pair n uses its seed plus n.
         plans: Faults of each pair.
         every_s: Minimum time between the starts of two faults, in seconds.
         environment: Environment of the processes.

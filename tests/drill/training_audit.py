@@ -2,12 +2,12 @@
 replica.
 
 Workers and servers count independently. A worker numbers its pushes to each shard from 1, and its data server
-ends an epoch after the acknowledgement of every push, so the last numbers count the acknowledged pushes. A
-server counts each application in the version of the shard and in the row of the replica; both are part of the
-copies, so a failover keeps them. A push that a server has acknowledged and lost leaves the version below the
-sum of the numbers; a push applied twice raises the version above this sum.
+ends an epoch only after every push is acknowledged. So the last numbers count the acknowledged pushes. A
+server counts each applied push in the shard's version and in the replica's row; both are part of the copies,
+so a failover keeps them. A push that a server has acknowledged and lost leaves the version below the sum of
+the numbers; a push applied twice raises the version above it.
 
-Versions count pushes in asp and ssp; in bsp they count sums, and the audit does not apply.
+Versions count pushes in asp and ssp; in bsp they count sums, so the audit does not apply.
 
 A worker's numbers end with its session. After the loss of a worker the audit is incomplete.
 """
@@ -21,13 +21,13 @@ from tests.drill.judging import Audit, Observations
 
 
 class WorkerSlots:
-    """The slots of the workers of a run, from the maps in which the run trains."""
+    """The slots of a run's workers, from the maps in which the run trains."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, int] = {}
         """Replica of each worker."""
         self.replaced: list[str] = []
-        """Workers with a second session; the numbers of their first session are lost."""
+        """Workers with a second session; their first session's numbers are lost."""
         self._run = ""
         self._sessions: dict[str, tuple[int, int]] = {}
 
@@ -88,7 +88,7 @@ def compare(
     """Compare the counts of workers and servers; return the audit, and its differences if a push is lost or
     doubled.
 
-    A refused push has a number and no application. Each unanswered push may be applied or not.
+    A refused push has a number and no application. Each unanswered push may or may not be applied.
     """
     sent, sent_by, open_by = Counter[str](), Counter[str](), Counter[str]()
     unanswered = sum(worker.unanswered for worker in workers.values())

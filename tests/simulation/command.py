@@ -110,7 +110,7 @@ def read_plan(plan: Path) -> "Case":
     """Return the run in the file of ``--plan``. Blocks.
 
     Raises:
-        ConfigError: The file cannot be read, or has no plan.
+        ConfigError: The file is unreadable, or has no plan.
     """
     from tests.simulation.plan import read_case  # processes of roles need no module of a simulation
 

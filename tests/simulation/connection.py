@@ -1,11 +1,11 @@
 """One end of a simulated TCP connection: an asyncio transport on a simulated kernel.
 
-The transport keeps written bytes until the connection has room: as with the buffers of real sockets, the
-bytes in flight or unread at the other side are limited. A writer beyond the limit is paused. Bytes arrive in
-the order of the writes, or not at all. The kernel keeps bytes that a frozen program does not read, so the
-sender stops at the limit.
+The transport keeps written bytes until the connection has room: as with real sockets' buffers, the bytes in
+flight or unread at the other side are limited. A writer beyond the limit is paused. Bytes arrive in the order
+of the writes, or not at all. The kernel keeps bytes that a frozen program does not read, so the sender stops
+at the limit.
 
-A closing end sends an end of the stream, or a reset if it has unread bytes, as kernels do. A closed end
+A closing end sends an end of the stream or, if it has unread bytes, a reset, as kernels do. A closed end
 answers data with a reset. A crashed machine sends no answer. A restarted machine has none of its old
 connections, and answers data on them with a reset.
 """
@@ -62,7 +62,7 @@ class EndNetwork(Protocol):
         """Report a number of read bytes to the sender, without delay unless the wire to the sender is cut."""
 
     def damaged(self, end: "End", wire: Wire, payload: bytes) -> bytes:
-        """Return a piece for an end, with one bit flipped if the piece is large."""
+        """Return a piece for an end; flip one bit if the piece is large."""
 
     def break_off(self, end: "End") -> None:
         """Reset a connection at both ends."""
@@ -104,7 +104,7 @@ class End(asyncio.Transport):
         self.shut = False
         self.peer = self  # until `join`
         self.side: OrdersMemory | None = None
-        """Shared memory of the connection, if it is one within a host: no wire damages its bytes."""
+        """Shared memory of a connection within a host: no wire damages its bytes."""
         self._network = network
         self._loop = network.loop
         self._wire = wire
@@ -145,7 +145,7 @@ class End(asyncio.Transport):
     # --- the transport, called by code -------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return the address of this end or of the other one; there is no socket."""
+        """Return the address of this end or of the other; there is no socket."""
         return {"sockname": self.address, "peername": self.peer.address}.get(name, default)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -405,7 +405,7 @@ class End(asyncio.Transport):
         return False
 
     def was_read(self, count: int) -> None:
-        """Note that the other side has read bytes; a cut of the reverse wire delays the note."""
+        """Record that the other side has read bytes; a cut of the reverse wire delays this."""
         if self.peer._wire.cut:
             self._network.acknowledge(self.peer._wire, self._was_read, count)
         else:

@@ -1,9 +1,9 @@
 """The disk interface over a disk model: each step takes its time, in order of the calls, and may fail.
 
-A begun step runs to its end even if its caller is cancelled, as on the thread of the real disk. A step that
-waits while the machine crashes never happens. A durable change is made when its step begins, and synced when
-the step ends: after a crash in between, the disk model decides whether it survives. A call may be slow, fail
-with EIO, or get stuck.
+A begun step runs to its end even if its caller is cancelled, as on the real disk's thread. A step that waits
+while the machine crashes never happens. A durable change is made when its step begins, and synced when the
+step ends. After a crash in between, the disk model decides whether it survives. A call may be slow, fail with
+EIO, or get stuck.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class DiskConditions:
         sync_s: Additional duration of a step with a sync, in seconds.
         bytes_per_s: Speed of reads and writes, in bytes per second.
         fail: Share of steps that fail with EIO; a failed sync makes nothing durable.
-        fail_syncs: Share of syncs, and of writes that include one, that fail with EIO.
+        fail_syncs: Share of syncs, and of writes with a sync, that fail with EIO.
         stuck: Whether steps wait until this field is False.
     """
 
@@ -75,7 +75,7 @@ class _Job:
 
 
 class SimulatedDisk(Disk):
-    """The disk interface of one incarnation of a machine.
+    """The disk interface of one machine's incarnation.
 
     Args:
         disk_model: Content of the disk, which survives crashes.
@@ -363,7 +363,7 @@ def _sync(inodes: Sequence[Inode]) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing, as the function of a step that only takes time."""
+    """Do nothing: the function of a step that only takes time."""
 
 
 def _retrieve(done: "asyncio.Future[None]") -> None:

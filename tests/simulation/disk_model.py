@@ -1,11 +1,11 @@
-"""Content of a disk: the page cache, the durable state, and the effects of a crash on both.
+"""Content of a disk: the page cache, the durable state, and a crash's effects on both.
 
 Each file and folder has two states: the page cache, which programs see, and the durable state. An
 operation changes the cache and joins a list of pending operations; a sync applies the list to the durable
-state. A sync of a file makes its bytes durable but not its name, because the name belongs to the folder.
+state. Syncing a file makes its bytes durable but not its name, because the name belongs to the folder.
 
 At a crash each pending operation is lost or becomes durable, independently of the others; a write may also
-become durable in some of its sectors only. So a later write may survive and an earlier one be lost, names may
+become durable in only some of its sectors. So a later write may survive and an earlier one be lost, names may
 exist without bytes, and bytes without names. A rename within a folder is durable as a whole or not at all.
 """
 
@@ -110,10 +110,10 @@ class DiskModel:
     """A disk with its file system. Paths are absolute; the root folder exists.
 
     Args:
-        dice: Random stream of the effects of crashes.
+        dice: Random stream for the effects of crashes.
         lost: Share of pending operations that a crash loses.
         torn: Share of the other pending writes that a crash makes durable in some sectors only.
-        garbage: Share of the sectors of such writes that get random bytes.
+        garbage: Share of such writes' sectors that get random bytes.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class DiskModel:
         return inode
 
     def create(self, path: PurePath) -> Inode:
-        """Return an empty file: a new one, or the existing file of that name, truncated."""
+        """Return an empty file: a new one, or the existing file with that name, truncated."""
         parent, names = self.folder(path.parent)
         if path.name in names:
             inode = self.file(path)
@@ -269,7 +269,7 @@ class DiskModel:
             _change_bytes(kept, piece)
 
     def rot(self, may_damage: Callable[[Path, int], bool]) -> int:
-        """Flip one bit of each sector that may be damaged; return their number."""
+        """Flip one bit in each sector that may be damaged; return how many."""
         damaged = 0
         for path, inode in self._files():
             for start in range(0, len(inode.kept), SECTOR_BYTES):

@@ -20,7 +20,7 @@ FIRES = 0.25
 
 @contextmanager
 def unkind(dice: RandomStream) -> Iterator[Counter[str]]:
-    """Switch fault points on for a block; yield the counts of its marks and fired fault points."""
+    """Switch fault points on for a block; yield the counts of its marks and of fired fault points."""
     enabled: dict[str, bool] = {}
     marks = Counter[str]()
 

@@ -3,9 +3,9 @@
 Each fault waits until no other fault with the same targets is under way. Every fault of a plan is therefore
 carried out, even if the times of faults overlap. The end of a fault may end another one that shares a target.
 
-A fault counts as effective only if its effect is noticeable: a crash of a running program, a cut that delays
-data, a freeze of a machine with steps to run. A fault of the network without an effect lasts up to
-`PATIENCE_S` longer; it counts as missed if it still has none.
+A fault counts only if its effect is noticeable: a crash of a running program, a cut that delays data, a
+freeze of a machine with steps to run. A network fault without an effect lasts up to `PATIENCE_S` longer; if
+it still has none, it counts as missed.
 
     async with asyncio.TaskGroup() as group:
         group.create_task(strike_all(world, plan.faults, ledger), name="faults")
@@ -18,7 +18,7 @@ from tests.simulation.plan import Fault
 from tests.simulation.scenario import Ledger, Node, Violation, World
 
 PATIENCE_S = 5.0
-"""Longest extension of an unnoticed fault of the network, in seconds."""
+"""Longest extension of an unnoticed network fault, in seconds."""
 
 STEP_S = 0.05
 """Interval between two checks of a condition, in seconds."""
@@ -196,7 +196,7 @@ async def reset(world: World, fault: Fault) -> None:
 
 
 async def damage_between(world: World, pairs: list[tuple[str, str]], *, patience_s: float) -> None:
-    """Flip a bit of the next large piece in these directions, of at most one piece in each direction.
+    """Flip a bit of the next large piece in these directions, in at most one piece per direction.
 
     Raises:
         Missed: No large piece came within ``patience_s``.

@@ -1,11 +1,11 @@
-"""One machine of a simulated run, from the view of the loop: clock, state, and the steps of its code;
-futures and tasks of the loop.
+"""One machine of a simulated run, as the loop sees it: clock, state, and its code's steps; the loop's futures
+and tasks.
 
 Every task and callback belongs to the host that made it; a context variable passes the host to every task
 that a task starts. A host that is down never runs again: a restarted machine gets a new host with the same
-name. Steps of a frozen or busy host wait in `waiting`, in their order.
+name. Steps of a frozen or busy host wait in `waiting`, in order.
 
-asyncio's own futures and tasks hash by address, so a set of them has another order in each process. These
+asyncio's own futures and tasks hash by address, so a set of them has a different order in each process. These
 classes hash by the number that the loop gave them.
 """
 
@@ -28,7 +28,7 @@ class Host:
         now: Start time, in seconds of the simulation.
         time: Time of the host's clock at the start, in seconds.
         rate: Seconds of the host's clock per second of the simulation.
-        step_s: Duration of each step of the host's code, in seconds of the simulation.
+        step_s: Duration of each step of the host's code, in simulated seconds.
 
     Attributes:
         up: Whether the host has power and its program was not killed.

@@ -1,10 +1,10 @@
 """Pure: checks that the answers to the clients of a map agree with one order of all operations.
 
-Each key of the map is a register: a version and a value; version 0 is absent. A compare-and-set that expects
-the present version gives the key a new, higher version. The service chooses the version and never gives it
-twice. Any other compare-and-set is a conflict and changes nothing. A history is *linearizable* if each
-operation can take effect at one moment between its start and its end, so that all answers are those of such a
-register.
+Each key of the map is a register: a version and a value; version 0 means absent. A compare-and-set that
+expects the present version gives the key a new, higher version. The service chooses the version and never
+gives it twice. Any other compare-and-set is a conflict and changes nothing. A history is *linearizable* if
+each operation can take effect at one moment between its start and its end, so that all answers are those of
+such a register.
 
     history = History(clock=loop.time)
     handle = history.begin("client-3", "nodes/a", CompareAndSet(expected=4, value=digest))
@@ -17,25 +17,22 @@ register.
 A change by the service itself is recorded as a compare-and-set with an unknown outcome. A value is the part
 that clients set, without additions of the service.
 
-Theory of operation
--------------------
-Keys are independent, so each key has a search of its own. The search follows Wing and Gong: it places
-operations one after the other, each only if no unplaced operation has to precede it, and goes back if it can
-place none. As Lowe proposed, the search visits no set of placed operations twice with the same state.
-Versions leave few choices:
+Theory of operation ------------------- Keys are independent, so each key has a separate search. The search
+follows Wing and Gong. It places operations one after the other, each only if no unplaced operation must
+precede it, and goes back if it can place none. As Lowe proposed, the search visits no set of placed
+operations twice with the same state. Versions leave few choices:
 
 - A key has each version only once, so the search places every operation that saw a version while the key has
-  it. An operation that fits and changes nothing is placed at once, because it blocks no other one.
-- The search therefore leaves a version only after it has placed all such operations. If an operation is known
-  to have replaced the version, the search places it next. An operation that saw the version and is unplaced
-  at this point can never be placed.
+  it. An operation that fits and changes nothing is placed at once, because it blocks no other.
+- So the search leaves a version only after it has placed all such operations. If an operation is known to
+  have replaced the version, the search places it next. An operation that saw the version and is unplaced at
+  this point can never be placed.
 - Otherwise an operation with an unknown outcome replaced the version. Among the possible operations, the
-  first to begin is the best choice; the others can never take effect. The new version is the next version
-  that any answer contains; the search has a choice only if other unknown operations expect versions in
-  between.
+  first to begin is the best choice; the others can never take effect. The new version is the next version in
+  any answer; the search has a choice only if other unknown operations expect versions in between.
 
-An operation that ends at the moment at which another begins does not precede the other. `History` never
-records one moment twice, so it keeps the order of one process even with a coarse clock.
+An operation that ends at the moment at which another begins does not precede it. `History` never records one
+moment twice, so it keeps one process's order even with a coarse clock.
 """
 
 import math
@@ -110,7 +107,7 @@ class Conflict(msgspec.Struct, frozen=True):
     """A `CompareAndSet` found another version than it expected."""
 
     version: int | None = None
-    """The found version; None if the answer does not contain it."""
+    """The version found; None if the answer does not contain it."""
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -170,7 +167,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History:
-    """Records the operations of the clients of one process.
+    """Records the operations of one process's clients.
 
     Args:
         clock: Time in seconds; the same clock in all processes whose histories are checked together.
@@ -182,7 +179,7 @@ class History:
         self._operations: list[Operation] = []
 
     def begin(self, client: str, key: str, asked: Question) -> int:
-        """Record the start of an operation, before its request is sent; return the handle for its end."""
+        """Record an operation's start before its request is sent; return the handle for its end."""
         handle = len(self._operations)
         begun = self._moment()
         self._operations.append(Operation(client=client, number=handle, key=key, begun=begun, asked=asked))
@@ -196,7 +193,7 @@ class History:
         self._operations[handle] = msgspec.structs.replace(operation, ended=self._moment(), answer=answer)
 
     def unknown(self, handle: int) -> None:
-        """Leave the outcome of an operation unknown, as it is without a call of `end`."""
+        """Leave an operation's outcome unknown, as it is without a call of `end`."""
         if self._operations[handle].ended is not None:
             raise ValueError(f"the outcome of this operation is known: {self._operations[handle]}")
 
@@ -205,7 +202,7 @@ class History:
         self.end(handle, Refused())
 
     def operations(self) -> tuple[Operation, ...]:
-        """Return all operations in order of their starts; unfinished ones have an unknown outcome."""
+        """Return all operations in start order; unfinished ones have an unknown outcome."""
         return tuple(self._operations)
 
     def _moment(self) -> float:
@@ -220,7 +217,7 @@ def check(operations: Iterable[Operation], *, most_steps: int = MOST_STEPS) -> i
     """Check that a history is linearizable, key by key, in at most `most_steps` steps of the search.
 
     Returns:
-        Number of steps of the search; about two for each operation.
+        Number of search steps; about two per operation.
 
     Raises:
         NotLinearizable: The history is not linearizable. The error names the key and the operations.
@@ -265,12 +262,12 @@ class _Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """A position of the search: the placed operations, and the content of the register after them."""
+    """A position of the search: the placed operations, and the register's content after them."""
 
     low: int
     """Index of the first unplaced operation."""
     put: int
-    """Bit mask of the placed operations; bit 0 stands for the operation at `low`."""
+    """Bit mask of the placed operations; bit 0 is the operation at `low`."""
     version: int
     maker: Operation | None
     """Operation that made the version; for errors only."""
@@ -297,11 +294,11 @@ class _Register:
     """The operations on one key, indexed for the search.
 
     Attributes:
-        answered: Operations with an answer, in order of their starts. Indices refer to this list.
+        answered: Operations with an answer, in start order. Indices refer to this list.
         ends: End of each operation in `answered`, in seconds.
         seen: For each version, the indices of operations that found it and changed nothing.
         replaced: For each version, the index of the operation that is known to have replaced it.
-        unknown: For each version, the operations of unknown outcome that expect it, in order of their starts.
+        unknown: For each version, the operations with unknown outcome that expect it, in start order.
         witnesses: For each version that the key certainly had, an operation that proves it.
         versions: Versions that the key certainly had, in order.
         guessed: Versions that unknown operations expect, in order.
@@ -404,7 +401,7 @@ class _Register:
             place = place.with_put(fitting)
 
     def _ready(self, place: _Position) -> list[int]:
-        """Return the operations that no unplaced operation has to precede."""
+        """Return the operations that no unplaced operation must precede."""
         found: list[int] = []
         first_end = math.inf
         index, left = place.low, ~place.put  # all bits beyond those of `put` are 1
@@ -505,7 +502,7 @@ def check_watch(seen: Iterable[Sight]) -> None:
     a newer one, from which the watch continues. All observations are of one group's map.
 
     Args:
-        seen: Sights of all watchers; those of each watcher are in order.
+        seen: Sights of all watchers; each watcher's are in order.
 
     Raises:
         WatchBroken: The watches break one of these rules. The error names watcher and version.

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 asyncio schedules all work through `call_soon` and `call_at`, so the loop decides the order of all steps. The
-loop has a queue of ready steps and a heap of timers with ties in order of creation. If no step is ready, the
-clock skips to the next timer. Simulated hours therefore take milliseconds, a deadlock is found at once, and
-the speed of the machine has no influence.
+loop has a queue of ready steps and a heap of timers, with ties in order of creation. If no step is ready, the
+clock skips to the next timer. So simulated hours take milliseconds, a deadlock is found at once, and the
+machine's speed has no influence.
 
 By default steps run first in, first out, as asyncio documents. With `shuffled` the next step is drawn from
 all ready steps, which is stricter than asyncio: code that fails only then relies on an undocumented order.
@@ -40,13 +40,13 @@ Ts = TypeVarTuple("Ts")
 
 TICK_S = 1e-6
 """Minimum delay of a timer, in seconds: real time passes while code runs. Without this delay, code that sets
-a timer again because the clock is slightly before its rounded deadline would never reach the deadline."""
+a timer again because the clock is slightly before its rounded deadline would never reach it."""
 
 INSTANT_STEPS = 200_000
 """Maximum number of steps in one instant; more are reported as an endless loop."""
 
 COLLECT_STEPS = 100_000
-"""Number of steps between two collections of cyclic garbage, each at the next advance of the clock."""
+"""Number of steps between two collections of cyclic garbage; each waits until the clock advances."""
 
 TRACE_LINES = 8192
 """Number of trace lines between two updates of the replay hash."""
@@ -57,7 +57,7 @@ awaits."""
 
 
 class SimulationFailed(Exception):
-    """A simulated run cannot go on, or a task or callback failed without a waiter."""
+    """A simulated run cannot continue, or a task or callback failed without a waiter."""
 
 
 class Deadlock(SimulationFailed):
@@ -103,7 +103,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     Attributes:
         now: Time of the simulation in seconds; the clocks of hosts may differ.
-        outside: Host of the code outside of all simulated machines, such as the test.
+        outside: Host of the code outside all simulated machines, such as the test.
         network: Network behind `create_connection` and `create_server`.
     """
 
@@ -204,7 +204,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._run(host.name, callback, (), context)
 
     def _advance(self) -> bool:
-        """Advance the clock until a step is ready or the loop is stopped; return False if neither comes."""
+        """Advance the clock until a step is ready or the loop is stopped; return False if neither happens."""
         timers, ready = self._timers, self._ready
         while timers and not ready and not self._stopping:
             due, _, step = heappop(timers)
@@ -303,7 +303,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- hosts -------------------------------------------------------------------------------
 
     def crash(self, host: Host) -> None:
-        """End a host: none of its code ever runs again, not even the cleanup of its program.
+        """End a host: none of its code ever runs again, not even its program's cleanup.
 
         The current step, if it belongs to the host, runs to its next wait.
         """
@@ -322,7 +322,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._release(host)
 
     def set_clock(self, host: Host, *, time: float | None = None, rate: float = 1.0) -> None:
-        """Set the time (None: unchanged) and rate of a host's clock; its timers follow it."""
+        """Set the time (None: unchanged) and rate of a host's clock; its timers follow."""
         time = host.time_at(self.now) if time is None else time
         host.set_clock(now=self.now, time=time, rate=rate)
         self._timers[:] = [
@@ -346,7 +346,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return sorted((t for t in tasks if host is None or t.host is host), key=lambda task: task.number)
 
     def waiting(self) -> str:
-        """Name the waiting tasks, and the places of their waits."""
+        """Name the waiting tasks, and the places where they wait."""
         return "; ".join(
             f"{task.host!r} {task.get_name()} at {place_of(task)}"
             for task in self._tasks_of()
@@ -356,8 +356,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- tasks -------------------------------------------------------------------------------
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Return a future that hashes by a number, because a hash of its address would differ between
-        runs."""
+        """Return a future that hashes by a number: a hash of its address would differ between runs."""
         future = SimulatedFuture(loop=self)
         future.number = next(self._numbers)
         return future

@@ -1,8 +1,8 @@
 """A network of simulated hosts, behind `create_connection` and `create_server` of a `SimulatedLoop`.
 
-Each pair of hosts has two wires, one per direction, each with its conditions: latency drawn for each piece,
-bandwidth, and a window. A cut wire delays data, as TCP does by sending again; a repair delivers the data, or
-resets the connections instead. The name of a host is its address.
+Each pair of hosts has two wires, one per direction. Each wire has its conditions: a latency drawn for each
+piece, a bandwidth, and a window. A cut wire delays data, as TCP does by sending again; a repair delivers the
+data, or resets the connections instead. The name of a host is its address.
 
 Each connection has its own latency, jitter and bandwidth, so the order between connections is random.
 """
@@ -35,7 +35,7 @@ EVERYWHERE = ("", "0.0.0.0", "::")
 FIRST_PORT = 49152
 
 MakeProtocol = Callable[..., asyncio.BaseProtocol]
-"""Maker of a protocol; one of a connection within a host gets its end of the shared memory."""
+"""Makes a protocol; for a connection within a host, it gets that end's shared memory."""
 
 
 class Listener(asyncio.AbstractServer):
@@ -162,7 +162,7 @@ class SimulatedNetwork:
         return wire
 
     def cut(self, source: str, target: str, *, both: bool = True) -> None:
-        """Block all data from one host to another and, with `both`, in the other direction."""
+        """Block all data from one host to another and, with `both`, also in the other direction."""
         for wire in self._both(source, target, both):
             wire.cut = True
 
@@ -211,7 +211,7 @@ class SimulatedNetwork:
     def unnoticed_damage(self, *, after_s: float) -> End | None:
         """Return an end that is still open ``after_s`` seconds after a damaged piece was sent to it, or None.
 
-        The time begins anew after a freeze of the host of the end.
+        The time begins anew after the end's host was frozen.
         """
         for end, at in list(self._damaged.items()):
             if end not in self._ends or end.shut:

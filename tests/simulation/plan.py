@@ -1,7 +1,7 @@
 """Pure: the plan of a simulated run as data: its options, and its faults.
 
-A plan and a seed determine a run. A plan can therefore be printed, saved, shrunk while it still fails, and
-run again after a change of the code. The seed alone may then draw another plan.
+A plan and a seed determine a run. So a plan can be printed, saved, shrunk while it still fails, and run again
+after a code change. The seed alone may then draw another plan.
 
     at 3.250 s crash worker-2 for 5.500 s
     at 9.125 s cut worker-1 controller for 0.750 s, amount 1
@@ -28,16 +28,15 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One planned fault."""
 
     at_s: float
-    """Earliest start in seconds of the run; the fault waits while another fault with the same targets
-    lasts."""
+    """Earliest start in seconds of the run; the fault waits for an earlier fault with the same targets."""
     kind: str
-    """Kind of the fault: one of `faults.KINDS`, or a kind of the scenario."""
+    """Kind of the fault: one in `faults.KINDS`, or a kind of the scenario."""
     targets: tuple[str, ...] = ()
-    """Machines of the fault; for a fault of one direction of the network, its source and its target."""
+    """Machines of the fault; for a fault of one network direction, its source and its target."""
     lasts_s: float = 0.0
-    """Duration in seconds, after which the fault is undone; 0 for a fault that cannot be undone."""
+    """Duration in seconds, after which the fault is undone; 0 if it cannot be undone."""
     amount: float = 0.0
-    """Degree of the fault, in the unit of its kind; 0 for a kind without degrees."""
+    """Degree of the fault, in its kind's unit; 0 for a kind without degrees."""
 
     def __post_init__(self) -> None:
         for name in ("at_s", "lasts_s", "amount"):
@@ -141,14 +140,14 @@ Fails = Callable[[Plan], bool]
 
 
 class Shrunk(msgspec.Struct, frozen=True, kw_only=True):
-    """The smallest failing plan, and the number of runs to find it."""
+    """The smallest failing plan, and the number of runs that found it."""
 
     plan: Plan
     tries: int
 
 
 class _Tries:
-    """Counts runs up to a limit; beyond it, no plan counts as failing."""
+    """Counts runs up to a limit; beyond it, every plan counts as passing."""
 
     def __init__(self, fails: Fails, most: int) -> None:
         self._fails = fails
@@ -167,7 +166,7 @@ def shrink(plan: Plan, fails: Fails, *, most_tries: int = MOST_TRIES) -> Shrunk:
     """Shrink a plan.
 
     Args:
-        fails: Whether a plan still fails, in the same way.
+        fails: Whether a plan still fails in the same way.
         most_tries: Largest number of calls of `fails`.
     """
     tries = _Tries(fails, most_tries)

@@ -1,7 +1,7 @@
 """A compute pool without threads: a job takes virtual time and runs in one piece at its end.
 
-The seed therefore decides the order in which jobs end, and a job reads the memory as the loop leaves it.
-Races of two threads on the same memory do not occur here; tests with real threads cover them.
+So the seed decides the order in which jobs end, and a job reads the memory as the loop leaves it. Races of
+two threads on the same memory do not occur here; tests with real threads cover them.
 """
 
 import asyncio

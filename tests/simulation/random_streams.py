@@ -1,8 +1,8 @@
 """Pure: seeded streams of random numbers, one for each concern of a simulated run.
 
-A stream depends only on its name, which begins with the run's seed: one more draw for the network does not
-change the draws for the disk. The numbers come from SHAKE-128, so a seed has the same effect on every release
-of Python.
+A stream depends only on its name, which begins with the run's seed. So one more draw for the network does not
+change the disk's draws. The numbers come from SHAKE-128, so a seed has the same effect on every release of
+Python.
 """
 
 import hashlib
@@ -73,11 +73,11 @@ class RandomStream:
             items[last], items[other] = items[other], items[last]
 
     def bytes(self, count: int) -> bytes:
-        """Return random bytes, in place of those of `clock.system_entropy`."""
+        """Return random bytes, instead of those of `clock.system_entropy`."""
         return b"".join(self._word().to_bytes(8, "little") for _ in range(-(-count // 8)))[:count]
 
     def fork(self, name: str) -> "RandomStream":
-        """Return another stream. The new stream depends only on the names, not on draws from this one."""
+        """Return another stream. The new stream depends only on the names, not on draws from this stream."""
         return RandomStream(f"{self.name}/{name}")
 
     def __repr__(self) -> str:

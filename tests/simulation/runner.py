@@ -1,7 +1,7 @@
-"""Runs of scenarios by their seeds: the result of a seed, whether it counts, and one digest of many seeds.
+"""Runs scenarios by seed: a seed's result, whether the seed counts, and one digest of many seeds.
 
-A seed determines a plan, and plan and seed determine every step of the run. A saved or shrunk plan therefore
-runs again under its seed.
+A seed determines a plan, and plan and seed determine every step of the run. So a saved or shrunk plan runs
+again under its seed.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from tests.simulation.random_streams import RandomStream
 from tests.simulation.scenario import Ledger, Scenario, Span, Violation, World, simulate
 
 NOT_DONE = "every planned fault is done"
-"""Name of the invariant that a run violates if it ends before all faults of its plan were done."""
+"""Name of the invariant that a run violates if it ends before all faults in its plan were done."""
 
 MANY = 100
 """Number of seeds that together must reach every mark of their scenario."""
 
 LEAST_SHARE = 0.9
-"""Minimum share of the seeds that must count, if there are `MANY` or more."""
+"""Minimum share of the seeds that must count, if there are at least `MANY`."""
 
 
 class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,9 +40,9 @@ class SeedResult(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     """Observation that violates the invariant."""
     is_error: bool = False
-    """Whether the run ended with an exception that no check raises; `invariant` is the name of its type."""
+    """Whether the run ended with an exception that no check raises; `invariant` is its type's name."""
     too_little: tuple[str, ...] = ()
-    """Reasons for which the seed does not count; empty if it counts."""
+    """Reasons why the seed does not count; empty if it counts."""
     operations: int = 0
     leader_changes: int = 0
     faults: dict[str, int] = {}
@@ -69,7 +69,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 
     result: SeedResult
     nodes: dict[str, tuple[tuple[float, float | None], ...]]
-    """Start and end of each incarnation, by machine; the end of a running one is None."""
+    """By machine, start and end of each incarnation; a running one's end is None."""
     spans: tuple[Span, ...]
 
 
@@ -151,7 +151,7 @@ def _play(scenario: Scenario, case: Case) -> Played:
 
 
 def not_done(case: Case, ledger: Ledger) -> list[str]:
-    """Return the missing faults of a plan, by kind, with their number."""
+    """Return a plan's missing faults: the number of each kind."""
     kinds = [fault.kind for fault in case.plan.faults]
     done = ledger.faults + ledger.misses
     missing = {kind: kinds.count(kind) - done[kind] for kind in dict.fromkeys(kinds)}
@@ -173,7 +173,7 @@ def too_little(scenario: Scenario, ledger: Ledger) -> tuple[str, ...]:
 
 
 def unreached(scenario: Scenario, results: Iterable[SeedResult]) -> list[str]:
-    """Return the marks of a scenario that none of its runs reached."""
+    """Return a scenario's marks that none of its runs reached."""
     seen = {name for result in results for name, count in result.counts.items() if count}
     return [mark for mark in scenario.marks if mark not in seen]
 
@@ -195,7 +195,7 @@ def what_broke(error: BaseException) -> tuple[str, str, bool]:
 
 
 def digest(results: Iterable[SeedResult]) -> str:
-    """Return one hash of the replay hashes of many seeds, in any order."""
+    """Return one hash of many seeds' replay hashes, in any order."""
     lines = sorted((result.case.seed, result.replay_hash) for result in results)
     return blake2b(repr(lines).encode(), digest_size=8).hexdigest()
 
@@ -210,7 +210,7 @@ def summary(scenario: str, results: Sequence[SeedResult], took_s: float) -> str:
 
 @contextmanager
 def only_own_garbage() -> Iterator[None]:
-    """Collect the cyclic garbage of a block at its end, without a search of older objects.
+    """Collect a block's cyclic garbage at its end, without searching older objects.
 
     A run leaves much garbage, which ordinary collections would find late and search slowly.
     """

@@ -57,7 +57,7 @@ class Node:
     """A machine.
 
     Attributes:
-        uptimes: Start and end of each incarnation, in seconds; the end of a running one is None.
+        uptimes: Start and end of each incarnation, in seconds; a running one's end is None.
         disk_model: Content of the machine's disk, which survives crashes.
     """
 
@@ -107,7 +107,7 @@ class Node:
         Args:
             time: Present time of the machine's clock, in seconds.
             rate: Seconds of the machine's clock per second of the simulation.
-            step_s: Duration of each step of the machine's code in seconds, for a slow machine.
+            step_s: Duration in seconds of each step of the machine's code, for a slow machine.
 
         Raises:
             RuntimeError: The machine runs already.
@@ -161,11 +161,11 @@ class Node:
         self._world.loop.thaw(self.host)
 
     def set_clock(self, *, time: float | None = None, rate: float = 1.0) -> None:
-        """Set the time (None: unchanged) and the rate of the machine's clock."""
+        """Set the time (None: unchanged) and rate of the machine's clock."""
         self._world.loop.set_clock(self.host, time=time, rate=rate)
 
     def slow(self, step_s: float) -> None:
-        """Set the duration of each step of the machine's code in seconds; 0: steps take no time."""
+        """Set the duration in seconds of each step of the machine's code; 0: steps take no time."""
         self.host.step_s = step_s
 
     def _note_end(self) -> None:
@@ -199,7 +199,7 @@ class World:
         return self.loop.now
 
     def node(self, name: str) -> Node:
-        """Return the machine of that name; the first call makes it."""
+        """Return the machine with that name; the first call makes it."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node(self, name)
@@ -239,7 +239,7 @@ def simulate(
         unkind: Switch on the fault points of product code; see `fault_points`.
 
     Raises:
-        SimulationFailed: The run cannot go on, or a task or callback failed without a waiter.
+        SimulationFailed: The run cannot continue, or a task or callback failed without a waiter.
     """
     # The base class names methods that no simulated run may use; they raise NotImplementedError.
     loop = SimulatedLoop(  # type: ignore[abstract]
@@ -298,7 +298,7 @@ async def settle(
 
 
 class Span(msgspec.Struct, frozen=True):
-    """An event at a node with a duration, or at one moment; times are seconds of the simulation."""
+    """An event at a node, with a duration or at one moment; times are simulated seconds."""
 
     node: str
     kind: str
@@ -353,8 +353,8 @@ class Scenario:
     Attributes:
         kinds: Kinds of faults that must all strike for a seed to count.
         least_operations: Number of client operations that must complete for a seed to count.
-        least_leader_changes: Number of changes of leader that a seed needs to count.
-        events: Names of counts of the ledger. A seed must reach one of them to count; without names there is
+        least_leader_changes: Number of leader changes that a seed needs to count.
+        events: Names of counts of the ledger. A seed must reach one of these to count; without names there is
             no such condition.
         limit_s: Time limit of a run, in seconds of the simulation.
         marks: Names of counts of the ledger, of marks and of fault points. If no seed of many reaches one of

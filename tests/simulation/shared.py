@@ -1,10 +1,10 @@
 """Links in shared memory within a simulated host: Unix sockets beside the listeners, and simulated regions.
 
-The product's own `regions.py` and `shared.py` run over a `SimulatedSide` in place of a socket of packets and
-memory of the kernel. Machines of one name in `SimulatedNetwork.together` count as processes of one host.
+The product's own `regions.py` and `shared.py` run over a `SimulatedSide`, which replaces a packet socket and
+the kernel's memory. Machines of one name in `SimulatedNetwork.together` count as processes of one host.
 
-Writer and reader of a region have memory of their own. A piece of the stream takes a copy of all changes
-before it along; the reader sees these once the piece has arrived, and not before. So a read that no frame
+Writer and reader of a region each have separate memory. A piece of the stream takes along a copy of all
+earlier changes; the reader sees these once the piece has arrived, and not before. So a read that no frame
 orders finds old bytes. With each arrival the reader may also see some lines of the cache that were written
 later, in a drawn order: a block that is written while it is read is found out, too.
 """

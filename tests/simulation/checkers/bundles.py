@@ -6,11 +6,11 @@
     bundles.compare(copy, store)             # between two entries
 
 A bundle has one log: the members that apply a position apply the same entry (`one log`), each in the order of
-the positions. A primary acknowledges each entry that it applies, so a generation has one primary (`one
-primary`), and all members in sync hold the entry (`committed`). With fewer than ``min_in_sync`` members a
+the positions. A primary acknowledges each entry that it applies. So a generation has one primary (`one
+primary`), and all members in sync have the entry (`committed`). With fewer than ``min_in_sync`` members a
 primary applies no new entry (`min_in_sync`). No copy returns to an older generation (I4). Copies at the same
-position have the same state, and a shard has one content for each version (`equal copies`). The clocks of the
-live clients of a store differ by no more than its mode permits (`staleness`).
+position have the same state, and a shard has one content for each version (`equal copies`). The clocks of a
+store's live clients differ by no more than its mode permits (`staleness`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,8 +32,7 @@ Key = tuple[str, str]
 """Id of the store and home of a bundle."""
 
 NOT_LOGGED = ("ordered", "ordered_groups", "duplicates")
-"""Names of the fields of a shard's tables that the log does not determine: push order and repeated pushes at
-the primary."""
+"""Fields of a shard's tables that the log does not decide: push order and repeats at the primary."""
 
 
 class Bundles:
@@ -41,14 +40,13 @@ class Bundles:
 
     Attributes:
         applied: Number of applied entries, of all copies.
-        compared: Number of states that were compared with the state of another copy.
+        compared: Number of states that were compared with another copy's state.
     """
 
     def __init__(self) -> None:
         self.applied = self.compared = 0
         self._entries: dict[tuple[Key, int], tuple[int, Digest, Member]] = {}
-        """Generation and digest of each entry and the first member that applied it, by bundle and
-        position."""
+        """By bundle and position: an entry's generation and digest, and the first member to apply it."""
         self._positions: dict[tuple[Key, Member], tuple[Bundle, int]] = {}
         """Shards and last applied position of each copy; a copy that joins again has new shards."""
         self._generations: dict[tuple[Key, Member], int] = {}
@@ -95,7 +93,7 @@ class Bundles:
                 raise Violation("one primary", f"{text} in generation {generation}")
 
     def commits(self, primary: BundleCopy, entry: Entry, others: Iterable[BundleCopy]) -> None:
-        """Check that other members in sync hold an entry that a primary applies. Raises Violation."""
+        """Check that other members in sync have an entry that a primary applies. Raises Violation."""
         for other in others:
             held = other.log.at(entry.position)
             is_dropped = other.log.start >= entry.position  # all members have applied it
@@ -118,7 +116,7 @@ class Bundles:
             )
 
     def compare(self, copy: BundleCopy, store: StoreRecord) -> None:
-        """Compare the state of a copy with those of the others at its position. Raises Violation."""
+        """Compare a copy's state with the other copies' at its position. Raises Violation."""
         bundle, me, key = copy.shards, copy.me, (copy.record.store, copy.home)
         self._check_members(copy, key, store.min_in_sync_in_force)
         position = copy.state_position
@@ -150,7 +148,7 @@ def _check_clocks(bundle: Bundle, slack: int, me: Member) -> None:
 
     A client may end the step that its last pull admitted. A client makes its first step without a pull, from
     the highest clock that it has on any bundle. Training runs have no such bound, because a replica without
-    groups skips to the last clock of an epoch.
+    groups skips to an epoch's last clock.
     """
     for tables in bundle.tables():
         clocks = [clock for replica, clock in tables.clocks.items() if replica in bundle.replicas.live]
@@ -188,7 +186,7 @@ def _clocks_of(bundle: Bundle) -> list[object]:
 
 
 def _in_order(value: object) -> object:
-    """Return a value with its dictionaries as sorted pairs; lists in the value contain no dictionaries."""
+    """Return a value with its dictionaries as sorted pairs; lists in it contain no dictionaries."""
     if not isinstance(value, dict):
         return value
     # Most values are numbers: no call for these.

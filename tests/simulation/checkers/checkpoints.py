@@ -12,7 +12,7 @@ from tests.simulation.scenario import Ledger, Violation
 
 
 class CheckedFolder(CheckpointFolder):
-    """A folder of checkpoints that checks each checkpoint that was written.
+    """A folder of checkpoints that checks each written checkpoint.
 
     Args:
         path, disk: See `CheckpointFolder`.
@@ -49,7 +49,7 @@ def check_checkpoint(manifest: Manifest, states: Iterable[ShardState], config: C
     if config.synchronous and clocks != {manifest.resume.clock}:
         raise Violation("exact checkpoints", f"{manifest.name}: shards at clocks {sorted(clocks)}")
     before = sum(each.images for each in manifest.resume.results) // config.images_per_group
-    # A push has the groups of one step. A sum has one push of each replica, and a replica may be added.
+    # A push has the groups of one step. A sum has one push from each replica, and a replica may be added.
     most = config.push_every * (config.replicas + 1 if config.synchronous else 1)
     for state in shards:
         ranges = state.groups.get(manifest.resume.epoch, ())

@@ -2,7 +2,7 @@
 
 Controllers keep their promises over all incarnations (I7, I4). Each message promises its term; some messages
 also promise a vote or acknowledged entries. A node that restarts with the same disk must still have the state
-of all its promises. A disk has an identity, so a node with an empty disk counts as another node.
+that it has promised. A disk has an identity, so a node with an empty disk counts as another node.
 
 A healed core answers its clients in time and keeps its leader (I15).
 """
@@ -106,7 +106,7 @@ class Commits:
 
 @dataclass(slots=True)
 class _Disk:
-    """Promises and state of one identity."""
+    """One identity's promises and state."""
 
     core: Core
     term: int
@@ -215,14 +215,14 @@ def _record_promise(disk: _Disk, core: Core, message: Message) -> None:
 
 
 class Progress:
-    """Open questions of clients, and the time limit of their answers.
+    """Open questions of clients, and the time limit for their answers.
 
     Args:
         clock: Time of the simulation, in seconds.
         within_s: Time limit of an answer after the core is healed, in seconds.
 
     Attributes:
-        answered: Number of answers to clients of the core since its repair.
+        answered: Number of answers to the core's clients since it was repaired.
         healed: Time of the core's repair, in seconds.
     """
 
@@ -240,7 +240,7 @@ class Progress:
         self._core, self.healed, self.answered = frozenset(clients), self._clock(), 0
 
     def begin(self, client: str) -> None:
-        """Record a request of a client, in place of an open one of its earlier incarnation."""
+        """Record a client's request, which replaces an open one of its earlier incarnation."""
         self._asked[client] = self._clock()
 
     def end(self, client: str, *, answered: bool) -> None:

@@ -1,28 +1,28 @@
-"""The cuts on the disks of servers that lose their power: a complete one stays, and a disk has few."""
+"""The cuts on the disks of servers that lose their power: a complete cut stays, and a disk has few cuts."""
 
 from adam_async.parameter_server.server_disk import ServerDisk
 from tests.simulation.scenario import Violation
 
 MOST_CUTS = 3
-"""Maximum number of cuts of a bundle on a disk: two, and the last values of a run that has ended."""
+"""Maximum number of a bundle's cuts on a disk: two, and the last values of a run that has ended."""
 
 
 class KeptCuts:
-    """The clocks of the cuts of each store.
+    """The clocks of each store's cuts.
 
     Attributes:
-        read: Number of cuts of bundles that opened disks had.
+        read: Number of bundle cuts on opened disks.
     """
 
     def __init__(self) -> None:
         self._complete: dict[str, int] = {}
         """Newest clock that the map has shown as complete, by store."""
         self._opened: dict[str, set[int]] = {}
-        """Clocks that all disks had which were opened since the last loss of power, by store."""
+        """By store, clocks that all disks had which were opened since the last loss of power."""
         self.read = 0
 
     def complete(self, store: str, clock: int) -> None:
-        """Note that the map shows a clock as complete. Raises Violation: it showed a later one before."""
+        """Note that the map shows a clock as complete. Raises Violation: it showed a later clock before."""
         if clock < self._complete.get(store, clock):
             text = f"{store} is complete at clock {clock}, after clock {self._complete[store]}"
             raise Violation("a cut stays", text)

@@ -14,7 +14,7 @@ INVARIANT = "answered groups are final"
 
 
 class Fence:
-    """The pushes of ended replica generations on the shards of a bundle, at the time of an answer.
+    """The pushes of ended replica generations on a bundle's shards, at the time of an answer.
 
     Args:
         name: Name of the bundle, for texts.

@@ -1,11 +1,11 @@
 """Pure: compares the groups that shards have counted with the result of an epoch.
 
-The result names the skipped groups; all others are trained. The first groups of an epoch have the images that
-the epoch before has skipped, and are not skipped again (`no image is skipped twice`). Each trained group is
-on every shard that takes gradients (`every group on every shard`), and no skipped one is on any (`no other
-group`). A shard applies each group once (`each group once`): the gradients that it has applied or refused are
-at most as many as the groups that it did not begin with, and as many if each group is a step. The result has
-the losses of all trained images, each once (`each loss once`).
+The result names the skipped groups; all other groups are trained. An epoch's first groups have the images
+that the previous epoch skipped, and are not skipped again (`no image is skipped twice`). Each trained group
+is on every shard that takes gradients (`every group on every shard`), and no skipped group is on any (`no
+other group`). A shard applies each group once (`each group once`). The gradients that it has applied or
+refused are at most as many as the groups that it has gained, and as many if each group is a step. The result
+has the losses of all trained images, each once (`each loss once`).
 
     found = epoch_groups(epoch, result)
     check_groups("run-1/2", found, {"shard 3": tables.groups[2]}, counts)
@@ -34,7 +34,7 @@ class EpochGroups:
     """The groups of an ended epoch.
 
     Attributes:
-        trained: Groups that were trained, also those that a resumed run began with.
+        trained: Groups that were trained, including those that a resumed run began with.
     """
 
     trained: Ranges
@@ -54,14 +54,14 @@ def epoch_groups(epoch: EpochRecord, result: EpochCounts) -> EpochGroups:
 
 
 def check_groups(epoch: str, groups: EpochGroups, sets: Mapping[str, Ranges], counts: Counter[str]) -> None:
-    """Compare the sets of shards with the groups of an epoch.
+    """Compare the sets of shards with an epoch's groups.
 
     Args:
         epoch: Run and epoch, for texts.
         sets: Groups of this epoch, by name of the shard.
 
     Raises:
-        Violation: A shard lacks a group, or has one that it may not have.
+        Violation: A shard lacks a group, or has a group that it may not have.
     """
     for shard, found in sets.items():
         for invariant, problem in (
@@ -74,11 +74,11 @@ def check_groups(epoch: str, groups: EpochGroups, sets: Mapping[str, Ranges], co
 
 
 def check_losses(epoch: str, result: EpochCounts, *, least: float, most: float) -> None:
-    """Compare the loss of an epoch with those of its groups.
+    """Compare an epoch's loss with its groups' losses.
 
     Args:
         epoch: Run and epoch, for texts.
-        least: Least sum of the losses of its images; workers may have trained a group several times.
+        least: Least sum of its images' losses; workers may have trained a group several times.
         most: Largest sum.
 
     Raises:
@@ -92,10 +92,10 @@ def check_losses(epoch: str, result: EpochCounts, *, least: float, most: float) 
 
 
 def check_steps(name: str, shard: Shard, *, loaded: GroupSets, single: bool) -> None:
-    """Check that a shard has taken no more gradients than it has groups that it did not begin with.
+    """Check that a shard has taken no more gradients than it has gained groups.
 
     Args:
-        loaded: Groups that it began with, those of a checkpoint.
+        loaded: Groups that it began with: a checkpoint's groups.
         single: Whether each step is one group.
 
     Raises:

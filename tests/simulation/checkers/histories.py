@@ -41,7 +41,7 @@ class Histories:
         """Record a version of the map that a watcher received, whole or as changes.
 
         Raises:
-            Violation: The map belongs to another group: this group lost its state.
+            Violation: The map belongs to another group, so this group has lost its state.
         """
         self.group = self.group or group
         if group != self.group:
@@ -50,7 +50,7 @@ class Histories:
         self._sights.append(Sight(watcher=watcher, version=cluster.version, digest=digest, whole=whole))
 
     def begin_reads(self, client: str, keys: Iterable[str]) -> dict[str, int]:
-        """Record the start of a read of several keys of nodes; return the handle of each key's read."""
+        """Record the start of a read of several nodes' keys; return a handle for each key's read."""
         return {key: self.operations.begin(client, key, Get()) for key in keys}
 
     def end_reads(self, handles: dict[str, int], cluster: ClusterMap) -> None:

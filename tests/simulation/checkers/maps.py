@@ -13,7 +13,7 @@ from adam_async.run.store_record import BundleRecord, Member, StoreRecord
 from tests.simulation.scenario import Violation
 
 PHASES = ("placing", "loading", "open", "failed")
-"""Phases of a store in the map, in the only order of their changes."""
+"""Phases of a store in the map, in the only order in which they change."""
 
 
 class Maps:

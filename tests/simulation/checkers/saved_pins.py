@@ -1,12 +1,12 @@
 """Pure: checks of pins, the states of a store that its servers keep under names.
 
-`LoggedStates` applies the entries of each log once more, one after the other, to shards of its own. A state
-that a server saves for a pin has the bytes that these shards have at the place of the pin (`pinned state`),
-whichever entries were in work at the server. Stores with one copy and without durable pushes have no log.
+`LoggedStates` applies each log's entries once more, one after the other, to separate shards. A state that a
+server saves for a pin has the bytes that these shards have at the pin's place (`pinned state`), whatever
+entries the server was working on. Stores with one copy and without durable pushes have no log.
 
 `SavedPins` has the pins of all clients. A pin contains the pushes that were acknowledged before its call, and
-none that began after its return (`pin`). Each reader gets the same values, also after losses of all servers,
-until a client gives the pin up (`pin kept`).
+no push that began after its return (`pin`). Each reader gets the same values, even after losses of all
+servers, until a client gives the pin up (`pin kept`).
 
     logged = LoggedStates()
     logged.applies(copy, store, entry, parts)    # before each entry that a copy applies
@@ -41,7 +41,7 @@ from tests.simulation.scenario import Violation
 
 @dataclass(slots=True, eq=False)
 class _Model:
-    """One bundle, as a function of its log."""
+    """One bundle, computed from its log."""
 
     store: StoreRecord
     bundle: Bundle
@@ -49,7 +49,7 @@ class _Model:
     table: Sequence[ShardSpec]
     position: int = 0
     pins: dict[str, dict[int, list[bytes]]] = field(default_factory=dict)
-    """Digests of the shards of each piece at each pin, by the id of its states."""
+    """Digests of each piece's shards at each pin, by the id of its states."""
     vectors: dict[str, tuple[VectorRecord, ...]] = field(default_factory=dict)
     """Vectors of each pin, which temporary ones are not."""
 
@@ -81,7 +81,7 @@ class LoggedStates:
     """The bundles of all stores with a log.
 
     Attributes:
-        compared: Number of states of pins that were compared.
+        compared: Number of pin states that were compared.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class LoggedStates:
         self._models: dict[tuple[str, str], _Model] = {}
 
     def applies(self, copy: BundleCopy, store: StoreRecord, entry: Entry, parts: Sequence[Part]) -> None:
-        """Follow the next entry of a copy; the first one that applies an entry has applied all before it."""
+        """Follow a copy's next entry; the first copy that applies an entry has applied all before it."""
         key = store.id, copy.home
         model = self._models.get(key)
         if model is None and entry.position == copy.log.start + 1 and copy.is_primary:
@@ -99,7 +99,7 @@ class LoggedStates:
 
     @staticmethod
     def _first(copy: BundleCopy, store: StoreRecord, position: int) -> _Model:
-        """Return the bundle before its first entry, with the values that its primary has loaded."""
+        """Return the bundle before its first entry, with the values that its primary loaded."""
         specs = [spec for piece in copy._pieces for spec in piece]
         bundle = new_bundle(store, specs, store.rules)
         for number, shard in bundle.shards.items():
@@ -175,11 +175,11 @@ class SavedPins:
 
     @property
     def names(self) -> list[str]:
-        """Names of the pins that were made, and that no client has begun to give up."""
+        """Names of made pins that no client has begun to give up."""
         return list(self._pins)
 
     def returned(self, name: str, **facts: Any) -> None:
-        """Note a pin that a client has made; for the facts see `_Made`."""
+        """Record a pin that a client has made; for the facts see `_Made`."""
         self.made += 1
         self._pins[name] = _Made(**facts)
 

@@ -1,23 +1,22 @@
 """Pure: checks of a store that comes back from the disks of its servers, again and again.
 
-Each return has an id of its own and begins with the values on the disks: every push is in them once or not at
-all. An acknowledged push may be missing only if its acknowledgement is at most the permitted time older than
-the loss of its store (`loss bound`). If pushes are durable, no acknowledged push may be missing (`durable`).
+Each return has its own id and begins with the values on the disks: every push is in them once or not at all.
+An acknowledged push may be missing only if its acknowledgement is at most the permitted time older than the
+loss of its store (`loss bound`). If pushes are durable, no acknowledged push may be missing (`durable`).
 After a return the pushes of earlier stores stay unchanged, because their clients have new sessions. While a
-shard lacks its primary, its last pushes are in the memory of other copies, which write them after one of them
+shard lacks its primary, its last pushes are only in other copies' memory; these write them after one of them
 has taken over. If all servers are lost before this takeover, the permitted time ends at the loss of the
 primary.
 
 In bsp the loss of a store also loses the pushes of the step in progress, even if they were acknowledged long
-before. A push therefore counts as acknowledged from the first pull of its step's sum. A row of the values
-that came back contains each step as a whole or not at all. If it contains a step, it also contains all
-earlier steps.
+before. So a push counts as acknowledged from the first pull of its step's sum. A row of the values that came
+back contains each step as a whole or not at all. If it contains a step, it also contains all earlier steps.
 
     losses = Losses(permitted_s=2.0, now=clock)
     array = SavedPushes("store-1/a", rows=4, columns=64, losses=losses)
     again = SavedPushes("store-2/a", rows=4, columns=64, losses=losses, before=array)
 
-Checks that disks return only states that servers gave to them, and none older than before.
+Checks that disks return only states that servers gave to them, and no state older than before.
 
 states = SavedStates()
 states.taken(state, "store-1")               # each state that goes to a disk
@@ -41,8 +40,7 @@ class Losses:
     """The losses of all servers of a store, and the pushes that they may cost.
 
     Args:
-        permitted_s: Maximum age of a lost acknowledged push, in seconds; None: no acknowledged push may be
-            lost.
+        permitted_s: Maximum age in seconds of a lost acknowledged push; None: none may be lost.
         now: Time of the simulation, in seconds.
 
     Attributes:
@@ -56,17 +54,17 @@ class Losses:
         self.recovered = self.lost = 0
         self._ends: dict[str, float] = {}
         self._troubled_s: float | None = None
-        """Time since which disks do not keep up with the pushes, in seconds; None if they do."""
+        """Time in seconds since which disks do not keep up with the pushes; None if they do."""
         self._led_s = now()
-        """Newest time at which all shards had their primaries, in seconds."""
+        """Newest time in seconds at which all shards had their primaries."""
         self._unled_s: float | None = None
-        """Last time before a shard lost its primary, in seconds; None once all shards have had their
-        primaries for the permitted time again."""
+        """Last time in seconds before a shard lost its primary; None once all shards have had their primaries
+        for the permitted time again."""
         self._again_s: float | None = None
-        """Time since which all shards have had their primaries, in seconds; None if one is missing."""
+        """Time in seconds since which all shards have had their primaries; None if one is missing."""
 
     def ended(self, store: str) -> None:
-        """Note the loss of a store's servers; further losses of the same store have no effect."""
+        """Record that a store has lost its servers; further losses of the same store have no effect."""
         begins = [self.now(), self._troubled_s, self._unled_s]
         self._ends.setdefault(store, min([begin for begin in begins if begin is not None]))
 
@@ -96,7 +94,7 @@ class Losses:
         self._troubled_s = None
 
     def problem(self, store: str, acknowledged_s: float) -> str:
-        """Return the reason why a push may not be lost; empty if it may be lost."""
+        """Return why a push may not be lost; empty if it may."""
         if self.permitted_s is None:
             return "and pushes are durable"
         end_s = self._ends.get(store)
@@ -134,8 +132,8 @@ class SavedPushes(StorePushes):
         self._losses = losses
         self._earlier: list[SavedPushes] = []
         self._since_s: dict[int, float | None] = {}
-        """Time from which an acknowledged push to this store counts, in seconds, by column; None while the
-        step of the push is in progress."""
+        """By column, time in seconds from which an acknowledged push to this store counts; None while the
+        push's step is in progress."""
         self._mine: set[int] = set()
         """Columns of the pushes to this store."""
         self._recovered: NDArray[np.float64] | None = None
@@ -164,8 +162,8 @@ class SavedPushes(StorePushes):
         """Check values; for errors see `StorePushes.pulled`.
 
         Raises:
-            Violation: The values that came back lack a push that may not be lost, contain a push twice, or
-                have changed since the return.
+            Violation: The returned values lack a push that may not be lost, contain a push twice, or have
+                changed since the return.
         """
         old = pulled.rows.copy()
         old[:, sorted(self._mine)] = 0
@@ -218,7 +216,7 @@ class SavedPushes(StorePushes):
         """Return, with bsp, the newest step of this store in each row of values that came back; else zeros.
 
         Raises:
-            Violation: A row contains a push several times, or a part of it.
+            Violation: A row contains a push several times, or only a part of it.
         """
         newest = np.zeros(len(rows), np.int64)
         if self._summed:
@@ -233,7 +231,7 @@ class SavedPushes(StorePushes):
 
 
 class SavedStates:
-    """The states of all stores and disks of a run.
+    """The states of all stores and disks in a run.
 
     Attributes:
         compared: Number of states that came back and were compared.
@@ -275,7 +273,7 @@ class SavedStates:
 
 
 def digest_of(parts: Iterable[Part]) -> bytes:
-    """Return a digest of the bytes of a state, and of the size of each part."""
+    """Return a digest of a state's bytes and of each part's size."""
     digest = blake2b(digest_size=12)
     for part in parts:
         digest.update(memoryview(part).nbytes.to_bytes(8, "little"))

@@ -2,7 +2,7 @@
 
 Every push adds 1 to its own column in each row of the store's values; a row belongs to one shard. An entry is
 therefore the number of times that a push was applied to a shard. With bsp the servers apply the weighted mean
-of the pushes of a clock, so the entries of a clock are the weights of its pushes, divided by their sum.
+of a clock's pushes. So a clock's entries are its pushes' weights, divided by their sum.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,8 +49,8 @@ class Pulled:
         versions: Version of each row.
         bound: Step up to which the values must contain all pushes, as the servers answered or the consistency
             requires.
-        at: Step of the client: no value may contain a later step, unless the client joined after the sum of
-            its step. None if the client's number is not live.
+        at: Step of the client: no value may contain a later step, unless the client joined after its step's
+            sum. None if the client's number is not live.
         others: Steps that the other live clients have ended.
     """
 
@@ -94,7 +94,7 @@ class StorePushes:
         return self._columns - len(self._pushes)
 
     def begin(self, client: str, *, clock: int = 0, weight: int = 1) -> int:
-        """Record a push before its call; returns its column."""
+        """Record a push before its call; return its column."""
         self._pushes.append(_Push(client, clock, weight))
         return len(self._pushes) - 1
 
@@ -147,7 +147,7 @@ class StorePushes:
         rows = pulled.rows
         self._check_new(rows)
         applied = np.zeros(len(rows), np.int64)
-        # A client whose push came after the sum of its step joined late: the others had gone on without it.
+        # A client whose push came after its step's sum joined late: the others had continued without it.
         is_late = any(push.refused for push in self._of_step(client, pulled.at))
         for clock, is_there in self._summed_steps(rows):
             applied += is_there
@@ -170,7 +170,7 @@ class StorePushes:
         return np.arange(len(self._pushes))
 
     def _summed_steps(self, rows: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Yield each step, and a mask of the rows with its sum. Raises Violation if values are no sums."""
+        """Yield each step, with a mask of the rows with its sum. Raises Violation if values are no sums."""
         columns = self._columns_here()
         clocks = np.array([self._pushes[column].clock for column in columns], np.int64)
         weights = np.array([self._pushes[column].weight for column in columns], np.float64)

@@ -1,10 +1,10 @@
 """Random programs of vectors, each beside the same program in NumPy: both have the same bits after each call.
 
 The values are float64, and each rule is plain SGD of rate 1, whose rounding NumPy repeats. So a step that was
-applied twice, or in part, or behind a later push, shows as another bit.
+applied twice, in part, or behind a later push shows as another bit.
 
-A program that lost its store opens it again. Then each shard is as it was after one of the last calls: its
-parameters and all vectors together, because a shard takes a step whole or not at all.
+A program that lost its store opens it again. Then each shard is as it was after one of the last calls, its
+parameters and all vectors together: a shard takes a step whole or not at all.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ HEARD_S = 1.0
 
 Values = NDArray[np.float64]
 State = Mapping[int, Mapping[str, Values]]
-"""Values of each array, by the number of their vector; the parameters have number 0."""
+"""Values of each array, by vector number; the parameters have number 0."""
 
 
 def first_values() -> dict[str, Values]:
@@ -72,8 +72,8 @@ class Program:
     """A random program of one client.
 
     Args:
-        keeps_all: Whether a store that was lost comes back with all answered calls; otherwise each shard may
-            be as it was after any call since the last return.
+        keeps_all: Whether a lost store comes back with all answered calls; otherwise each shard may be as it
+            was after any call since the last return.
 
     Attributes:
         numbers: Numbers of the vectors by name, and 0 of the parameters.
@@ -84,10 +84,10 @@ class Program:
         self._dice = dice
         self._keeps_all = keeps_all
         self._states: list[State] = [{0: first_values()}]
-        """States that a shard may have if the store is lost now; the last one is that behind all calls."""
+        """States that a shard may have if the store is lost now; the last one comes after all calls."""
         self.numbers = {PARAMETERS: 0}
         self._changed: dict[str, float] = {}
-        """Times at which the newest vectors were added or deleted, by name: disks may lack that."""
+        """By name, times at which the newest vectors were added or deleted: disks may lack these changes."""
         self.results: list[list[float]] = []
 
     @property
@@ -112,7 +112,7 @@ class Program:
             await self._pull(store, dice.choose([*self.numbers]))
         else:
             several = 1 + dice.below(MOST_AT_ONCE)
-            # The first call of a client has to join the others, and later ones keep their order.
+            # A client's first call has to join the other clients, and later calls keep their order.
             several = several if store.link.calls.has_begun else 1
             async with asyncio.TaskGroup() as group:
                 for _ in range(several):
@@ -206,7 +206,7 @@ class Program:
             await self._pull(store, target)
 
     async def opened(self, store: ParameterStore) -> None:
-        """Compare a store that was opened with what its shards may have, and go on with that.
+        """Compare an opened store with what its shards may have, and continue with that.
 
         Raises:
             Violation: A shard has the values of no call, or the store has other vectors.
@@ -229,7 +229,7 @@ class Program:
 
 
 async def _begin(call: Awaitable[object], begun: asyncio.Event) -> None:
-    """Make a call, which is in the queue of its client when `begun` wakes a waiter."""
+    """Make a call, which is in its client's queue when `begun` wakes a waiter."""
     begun.set()
     await call
 

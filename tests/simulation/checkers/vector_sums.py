@@ -1,8 +1,8 @@
 """Pure: checks that vectors keep the sum of all pushes to them, whatever moves between them.
 
 Clients add ones to the vector `INBOX`. A step of any client adds it to `TOTAL` and empties it. So each value
-of `INBOX` plus that of `TOTAL` is the number of pushes applied to its shard: a step that was applied twice,
-or in part, or at another place than its dot product, shows as another number.
+of `INBOX` plus that of `TOTAL` is the number of pushes applied to its shard. A step that was applied twice,
+in part, or at another place than its dot product shows as another number.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class VectorSums:
     """The pushes to the vectors of one store.
 
     Args:
-        size: Number of values of a vector.
+        size: Number of values in a vector.
         keeps_all: Whether no loss of servers may take acknowledged pushes away.
     """
 
@@ -27,7 +27,7 @@ class VectorSums:
         self._size = size
         self._keeps_all = keeps_all
         self.begun = self.acknowledged = 0
-        """Number of pushes that began, and of those that are acknowledged."""
+        """Number of pushes that began, and number that are acknowledged."""
 
     def check_square(self, square: float, *, acknowledged: int) -> None:
         """Check the dot product of `TOTAL` with itself behind a step.

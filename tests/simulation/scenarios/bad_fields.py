@@ -1,16 +1,16 @@
 """Pure: generates every message of the system with one bad field at a time.
 
 The generator walks the type information of a message and a valid example of it in parallel. It replaces each
-field, also in nested records and in attached text or packed records, by values that its type, its bounds or
-its meaning may forbid. It gives the tensors a wrong count, and the first one a wrong shape, dtype and
-content.
+field, including fields in nested records and in attached text or packed records, by values that its type,
+bounds or meaning may forbid. It gives the tensors a wrong count, and the first tensor a wrong shape, dtype
+and content.
 
     for bad in bad_messages(valid_messages(facts), meant=facts.meant()):
         bad.name                                    # "Pull.wait_s=nan"
         bad.pairs                                   # frozenset({("worker", "ps"), ("driver", "ps"), ...})
         await link.call(bad.message, timeout_s=2.0)
 
-A receiver refuses each of these messages, or answers it without harm; at most the sender loses its link.
+A receiver refuses each of these messages, or answers it without harm; at most, the sender loses its link.
 
 `is_never_right` names the messages that no receiver may accept.
 """
@@ -46,7 +46,7 @@ LONG_TEXT, LONG_TUPLE = 9_000, 3_000
 """Number of characters, and of elements, of a long value; a frame's meta has room for either."""
 
 LARGE_TEXT_BYTES = 72 << 10
-"""Size above the limit of a map record, in bytes: padding of a large JSON record, and limit of other bad
+"""Size in bytes above the limit of a map record: padding of a large JSON record, and limit of other bad
 records."""
 
 DEPTH = 5_000
@@ -91,8 +91,8 @@ def bad_messages(examples: Iterable[Example], *, meant: Meant | None = None) -> 
 
     Args:
         examples: Valid messages; see `valid_messages`.
-        meant: Values of the right type that are wrong for the receiver, by field name: another run's
-            id, an older generation, an epoch two ahead.
+        meant: By field name, values of the right type that are wrong for the receiver: another run's id, an
+            older generation, an epoch two ahead.
     """
     for example in examples:
         kind, meta, tensors, ride = type(example.body), example.meta(), example.tensors, example.ride

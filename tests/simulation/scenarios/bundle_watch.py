@@ -1,4 +1,4 @@
-"""Observations of the copies of all bundles of a run, over all incarnations of their servers.
+"""Observations of all bundles' copies in a run, over all incarnations of their servers.
 
 Checkers follow every map and every entry that a copy applies; the states of copies are compared at intervals.
 Faults use the observations to choose a server that may be lost, and to strike at a moment of the replication.
@@ -26,7 +26,7 @@ SUCCESSIVE = "successive losses"
 ROUND_OTHERWISE = "members with other numerics"
 FROM_DISK = "pieces of joining servers from their disks"
 EVENTS = (FAILOVERS, CATCH_UPS, SUCCESSIVE)
-"""Names of the counts of events of bundles with several copies."""
+"""Names of the event counts of bundles with several copies."""
 
 
 def numerics_of(server: str) -> dict[str, str]:
@@ -69,7 +69,7 @@ class BundleWatch:
         self.servers[name], self._incarnations[name] = server, incarnation
 
     def ended(self, name: str) -> None:
-        """Note the end of a server's incarnation, before the next one opens its disk."""
+        """Record the end of a server's incarnation, before the next one opens its disk."""
         self.servers.pop(name, None)
         self._incarnations.pop(name, None)
 
@@ -166,15 +166,15 @@ class BundleWatch:
     # --- questions ---------------------------------------------------------------------------
 
     def runs(self, member: Member) -> bool:
-        """Return whether an incarnation of a server still runs, and so has its memory."""
+        """Return whether a server's incarnation still runs, and so has its memory."""
         return is_running(self._world.node(member[0])) and self._incarnations.get(member[0]) == member[1]
 
     def is_well(self, member: Member) -> bool:
-        """Return whether an incarnation of a server runs, and no fault strikes it."""
+        """Return whether a server's incarnation runs without a fault."""
         return member[0] not in self.disturbed and self.runs(member)
 
     def can_spare(self, name: str) -> bool:
-        """Return whether a server may be lost: another member in sync of each of its bundles is well."""
+        """Return whether a server may be lost: each of its bundles has another well member in sync."""
         for bundle in self.map.bundles.values():
             others = [member for member in bundle.in_sync if member[0] != name]
             if len(others) < len(bundle.in_sync) and not any(map(self.is_well, others)):
@@ -182,12 +182,12 @@ class BundleWatch:
         return bool(self.map.bundles)
 
     def led_by(self, name: str) -> list[str]:
-        """Return the keys of the bundles of which a server is the primary."""
+        """Return the keys of the bundles whose primary is this server."""
         bundles = self.map.bundles.items()
         return [key for key, each in bundles if each.primary is not None and each.primary[0] == name]
 
     def logs(self, key: str) -> list[Log]:
-        """Return the log of each member in sync of a bundle, the primary first.
+        """Return the log of each of a bundle's members in sync, the primary's first.
 
         A member that does not run, or has no copy yet, has an empty log.
         """

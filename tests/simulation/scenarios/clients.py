@@ -28,10 +28,10 @@ STRIKE_S = 10.0
 """Latest start of a fault, in seconds."""
 
 ANSWERS = 3
-"""Number of answers to a user that show that the user has found the controllers again."""
+"""Number of answers which show that a user has found the controllers again."""
 
 SETTLED_S = 20.0
-"""Time limit until all members have joined with the same map after the last fault, in seconds."""
+"""Time limit in seconds after the last fault until all members have joined with the same map."""
 
 LEAST_OPERATIONS = 200
 """Minimum number of answers of a run; users continue until it is reached."""
@@ -153,7 +153,7 @@ class _Run(ControllerRun):
                 member.check_kept(controller.map)
 
     def unsettled(self) -> str:
-        """Return a condition of the end that does not hold yet; empty if all hold."""
+        """Return a final condition that does not hold yet; empty if all hold."""
         leader = self.group.leader
         if not leader:
             return "no controller leads"

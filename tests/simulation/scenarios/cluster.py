@@ -1,7 +1,7 @@
 """Simulated controllers and parameter servers, and observations of them from outside.
 
 A cluster has three controllers with a disk each, or a single one without a disk, and parameter servers, which
-may have disks, too. `bundle_watch` observes the bundles of the servers, and `disk_watch` their disks.
+may have disks, too. `bundle_watch` observes the servers' bundles, and `disk_watch` their disks.
 """
 
 import asyncio
@@ -56,11 +56,11 @@ LINKS = LinkConfig(
 )
 
 PLACE_BYTES, LEND_BYTES, SHARED_BYTES = 256, 64, 256 << 10
-"""Smallest payloads that are copied into shared memory, and that are lent there, and most memory of one side
-of a link, in bytes."""
+"""In bytes: smallest payload that is copied into shared memory, smallest that is lent there, and maximum
+memory of one side of a link."""
 
 MEMORY_BYTES = 24 << 20
-"""Maximum number of bytes that the links of one machine hold for their peers together."""
+"""Maximum total bytes that one machine's links hold for their peers."""
 
 WAITS = Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0)
 
@@ -78,7 +78,7 @@ CHECK_S = 0.1
 def network_of(
     node: Node, *, token: Secret | None = TOKEN, rules: RoleTable | None = None, links: LinkConfig = LINKS
 ) -> TcpNetwork:
-    """Make the network of one incarnation of a machine; `token` may be the keys of one role."""
+    """Make the network of one machine's incarnation; `token` may be one role's keys."""
     if node.is_beside_others:
         links = dataclasses.replace(
             links, link="auto", place_bytes=PLACE_BYTES, lend_bytes=LEND_BYTES, shared_bytes=SHARED_BYTES
@@ -100,7 +100,7 @@ def process_memory() -> ProcessMemory:
 
 
 def copies_path_of(node: Node) -> CopiesPath:
-    """Make the path of a server to the other servers, for one incarnation."""
+    """Make a server's path to the other servers, for one incarnation."""
     network = network_of(node, rules=table_among("ps"))
     return CopiesPath(address=f"tcp://{node.name}:2", network=network, pieces=network)
 
@@ -110,9 +110,9 @@ class Cluster:
 
     Args:
         servers: Names of the parameter servers.
-        single: Whether one controller without a disk runs, in place of three.
+        single: Whether one controller without a disk runs, instead of three.
         may_be_apart: Whether the seed draws `APART`.
-        at_once: Whether all servers have the short way of pushes; otherwise the seed draws it.
+        at_once: Whether all servers use the short way of pushes; otherwise the seed draws it.
         flush: How servers write to their disks; None: they have no disks.
 
     Attributes:
@@ -121,7 +121,7 @@ class Cluster:
         bundles: Observations of servers and bundles.
         disks: Observations of the servers' disks.
         servers: Newest incarnation of each parameter server, by name.
-        networks: Network of the newest incarnation of each machine, by name.
+        networks: By name, network of each machine's newest incarnation.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class Cluster:
 
     @asynccontextmanager
     async def _server_disk(self, node: Node) -> AsyncIterator[ServerDisk | None]:
-        """Open the disk of a server's stores; None: they are in memory only."""
+        """Open the disk of a server's stores; None: they are only in memory."""
         if self._flush is None:
             yield None
             return

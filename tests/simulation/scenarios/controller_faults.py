@@ -1,4 +1,4 @@
-"""All kinds of faults of a group of controllers and its clients, and their draw."""
+"""All kinds of faults of a group of controllers and its clients, and how they are drawn."""
 
 import asyncio
 import math
@@ -80,10 +80,10 @@ def draw_fault(
 def strikes_of(
     world: World, group: ControllerGroup, over: asyncio.Event, *, patience_s: float = math.inf
 ) -> dict[str, Strike]:
-    """Return the faults of a group and its clients by kind, for `faults.strike_all`.
+    """Return by kind, for `faults.strike_all`, the faults of a group and its clients.
 
     Args:
-        over: Event that is set at the end of the time of faults, after which no fault is undone.
+        over: Event that is set when the time of faults ends; after that no fault is undone.
         patience_s: Longest extension of a fault without an effect, in seconds.
     """
     targets = Targets(world, group, over, patience_s=patience_s)

@@ -1,4 +1,4 @@
-"""A group of controllers on simulated machines, with the checkers of its invariants; the base of its runs."""
+"""A group of controllers on simulated machines, with its invariants' checkers; the base of its runs."""
 
 import asyncio
 from collections import Counter
@@ -56,7 +56,7 @@ def draw_settings(dice: RandomStream, *, sessions: int) -> dict[str, Setting]:
 
 
 def permit_all(attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
-    """Accept all requests, because the clients of this test of consensus set keys of other nodes."""
+    """Accept all requests, because the clients of this consensus test set keys of other nodes."""
     return None
 
 
@@ -73,8 +73,8 @@ class ControllerGroup:
 
     Attributes:
         cores: Core of each controller, from its newest incarnation with a core.
-        writes: Number of `Persist` effects of each controller.
-        proven: Length of each controller's file before its last durable record, in bytes: damage before this
+        writes: Number of each controller's `Persist` effects.
+        proven: Length in bytes of each controller's file before its last durable record: damage before this
             position must be noticed.
         damaged: Controllers with a damaged file that was not replaced.
         rotten: Controllers whose disk is damaged and will be lost.
@@ -257,7 +257,7 @@ class ControllerGroup:
 
 
 class _WatchedLog(LogFile):
-    """The log file of one incarnation; it notes in `proven` the length that is certainly durable."""
+    """One incarnation's log file; it notes in `proven` the length that is certainly durable."""
 
     def __init__(self, group: ControllerGroup, node: Node) -> None:
         super().__init__(node.open_disk(), FOLDER)

@@ -30,18 +30,18 @@ CHAOS_S = 51.0
 """End of the time of faults, in seconds."""
 
 CALM_S = 5.0
-"""Minimum time for which a core must keep its leader and answer, in seconds. Without an answer in this time
+"""Minimum time in seconds for which a core must keep its leader and answer. Without an answer in this time
 the check goes on until the next answer."""
 
 CORE_ANSWERS = 5
-"""Number of answers that show that a core works."""
+"""Number of answers which show that a core works."""
 
 SETTLED_S = 20.0
 """Time limit until all controllers are equal after the repair, in seconds."""
 
 OUTSIDE = ("as it is", "silent", "deaf", "mute", "frozen", "down")
-"""States of a controller outside of the core: deaf receives nothing from the core, mute sends nothing to the
-core, silent and "as it is" do neither. With "as it is" the other clients are cut off, too."""
+"""States of a controller outside the core: deaf receives nothing from it, mute sends nothing to it; silent
+and "as it is" do neither. With "as it is" the other clients are cut off, too."""
 
 
 def draw_plan(dice: RandomStream) -> Plan:
@@ -119,7 +119,7 @@ class _Run(ControllerRun):
     # --- a core ------------------------------------------------------------------------------
 
     async def run_core(self) -> None:
-        """Repair the parts that a core needs, and check that the core works."""
+        """Repair the parts that a core needs, and check that it works."""
         core = self.group.majority(self.dice)
         user = self.users[self.dice.choose(list(self.users))]
         outside = [name for name in [*self.group.addresses, *self.users] if name not in (*core, user.name)]
@@ -169,7 +169,8 @@ class _Run(ControllerRun):
             elif is_controller and how == "down":
                 node.crash()
             elif is_controller or how == "as it is":
-                # A controller that only a part of the core reaches may lead, so cut it from the whole core.
+                # A controller that only a part of the core reaches may lead, so cut it off from the whole
+                # core.
                 for one in inside:
                     if how != "mute":
                         network.cut(one, name, both=False)

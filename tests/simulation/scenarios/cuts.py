@@ -1,10 +1,10 @@
 """A run in bsp loses the power of all its machines, again and again, and ends with the bits of a calm run.
 
-The cluster is that of `training`, with disks in its servers and three or two replicas' workers; a seed draws
-the time between two cuts, the number of servers and the rule. The driver trains twice. Nothing disturbs the
-first run. In the second one all servers, workers and data servers lose their power at drawn times together
-with the driver, sometimes with the controllers, and come back with their disks; the driver that starts again
-continues the run. Disks are full or slow meanwhile.
+The cluster is that of `training`, with disks in its servers and the workers of three or two replicas. A seed
+draws the time between two cuts, the number of servers and the rule. The driver trains twice. Nothing disturbs
+the first run. In the second run all servers, workers and data servers lose their power at drawn times
+together with the driver, sometimes with the controllers, and come back with their disks. The driver that
+starts again continues the run. Disks are full or slow meanwhile.
 
 The invariants: the second run ends with the values of the first, bit by bit, and each epoch counts all
 images. A cut that the map showed as complete stays, and a disk has few cuts (`checkers.cuts`).
@@ -62,7 +62,7 @@ SAVED_S = 60.0
 """Time limit until the disks have a cut of the second run, in seconds."""
 
 LAST_S = 4.0
-"""Latest start of a fault after the one before, in seconds."""
+"""Latest start in seconds of a fault after the previous one."""
 
 AGAIN_S = 0.5
 """Pause of the driver after an error, in seconds."""
@@ -93,7 +93,7 @@ class CutsCluster(TrainingCluster):
         self._ledger.counts[CUTS_READ] = self.cuts.read
 
     async def _run_driver(self, node: Node) -> RunResult:
-        """Train both runs; after a loss continue the second one, and again after an error."""
+        """Train both runs; after a loss continue the second one, even after an error."""
         is_first = node.incarnation == 1
         while not is_first:
             try:
@@ -118,7 +118,7 @@ class CutsCluster(TrainingCluster):
 
     @property
     def complete(self) -> int:
-        """Newest complete clock of the second run in the map; `NO_CLOCK` before it has one."""
+        """The second run's newest complete clock in the map; `NO_CLOCK` before it has one."""
         store = self.map.run_store if self.calm is not None else None
         if store is None or not store.buckets:
             return NO_CLOCK
@@ -166,7 +166,7 @@ class CutsFaults(PowerFaults):
 
 
 def draw_plan(dice: RandomStream) -> Plan:
-    """Draw two or three losses of power, and trouble of the disks before one of them."""
+    """Draw two or three losses of power, and disk trouble before one of them."""
     settings: dict[str, Setting] = {
         "flush_s": dice.choose(FLUSH_S),
         "servers": dice.choose(SERVERS),

@@ -1,4 +1,4 @@
-"""Faults of the disks of controllers: slow, failing, full, lost and damaged disks."""
+"""Faults of controllers' disks: slow, failing, full, lost and damaged disks."""
 
 import asyncio
 
@@ -11,8 +11,7 @@ from tests.simulation.scenarios.controller_group import FILE
 from tests.simulation.scenarios.machine_faults import Targets
 
 ENDS_S = 3.0
-"""Time limit for the end of a controller after its disk failed, or after a start on a damaged file, in
-seconds."""
+"""Time limit in seconds for a controller's end after its disk failed, or after a start on a damaged file."""
 
 MOST_SECTORS = 3
 """Largest number of sectors damaged at once."""
@@ -60,7 +59,7 @@ class DiskFaults:
             await self._ends(node, fault)
 
     async def _ends(self, node: Node, fault: Fault) -> None:
-        """Wait for the end of a controller at its next write; then repair its disk and restart it."""
+        """Wait until a controller ends at its next write; then repair its disk and restart it."""
         assert node.task is not None
         written, asked_s = self._group.writes[node.name], self._targets.world.now
         while not node.task.done() and not self._targets.over.is_set():
@@ -98,8 +97,8 @@ class DiskFaults:
 
         The controller must refuse to start with the flipped bits; then it loses its disk.
 
-        With `amount` 1 the bits flip while the controller runs, and the controller notices them after a
-        crash. A file that the controller has replaced in that time is damaged again.
+        With `amount` 1 the bits flip while the controller runs, and it notices them after a crash. If the
+        controller has replaced the file in that time, the file is damaged again.
         """
         group = self._group
         async with self._targets.settled(fault) as node:

@@ -17,8 +17,8 @@ class DiskWatch:
     """The disks of all servers of a run.
 
     Attributes:
-        states: States that servers gave to their disks, and that came back.
-        logged: The bundles with a log, as functions of their logs.
+        states: States that servers gave to their disks, and states that came back.
+        logged: The bundles with a log, computed from their logs.
         failing: Servers whose disk fails, so that they may end.
         rotten: Servers whose disk has lost bytes.
     """

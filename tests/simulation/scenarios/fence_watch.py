@@ -35,7 +35,7 @@ class _Question:
 
 
 class FenceWatch:
-    """The newest answer of each bundle, and the replica generations that had ended before it."""
+    """Each bundle's newest answer, and the replica generations that had ended before it."""
 
     def __init__(self, cluster: TrainingCluster, ledger: Ledger) -> None:
         self._cluster = cluster

@@ -18,7 +18,7 @@ from tests.simulation.scenarios.fence_watch import FenceWatch
 from tests.simulation.scenarios.training_cluster import APPLY_S, TrainingCluster
 
 LOOK_S = 0.05
-"""Interval between two looks at the map, in seconds; shards keep the sets of ended epochs for longer."""
+"""Interval in seconds between two looks at the map; shards keep ended epochs' sets longer."""
 
 Key = tuple[str, int]
 """Run, and number of the epoch."""
@@ -28,7 +28,7 @@ class GroupWatch:
     """Compares each ended epoch of the run.
 
     Args:
-        only_groups: Whether shards take gradients of groups alone; hostile peers may push others.
+        only_groups: Whether shards take gradients only from groups; hostile peers may push others.
 
     Attributes:
         compared: Epochs that were compared.
@@ -67,7 +67,7 @@ class GroupWatch:
             try:
                 self._compare(key, groups)
             except Violation:
-                # A new primary applies the entries of the lost one before it answers.
+                # A new primary applies the lost one's entries before it answers.
                 if not self._cluster.setup.has_copies or self._world.now > since + APPLY_S:
                     raise
 
@@ -107,7 +107,7 @@ class GroupWatch:
         del self._ended[key]
 
     def _compare_losses(self, key: Key, groups: EpochGroups) -> None:
-        """Compare the loss of an epoch with those of its groups, which workers may have trained again.
+        """Compare an epoch's loss with its groups' losses; workers may have trained the groups again.
 
         A resumed run has the losses of the run before, too.
         """
@@ -121,7 +121,7 @@ class GroupWatch:
         check_losses(f"{run}/{epoch}", self._cluster.map.result(epoch), least=least, most=most)
 
     def _shards(self) -> dict[int, Shard] | None:
-        """Return the shards of the run that take gradients, of its primaries; None if one does not run."""
+        """Return the run's shards that take gradients, from its primaries; None if one does not run."""
         cluster, bundles = self._cluster.map, self._cluster.bundles
         run = cluster.run_store
         found: dict[int, Shard] = {}

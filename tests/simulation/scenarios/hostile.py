@@ -1,7 +1,7 @@
 """Pure: invalid handshakes, and frames that break a rule of the wire.
 
 The server answers an invalid handshake with a refusal or closes the connection. Invalid frames after a valid
-handshake end the link. Each entry has the code of the refusal, or the name of the broken rule.
+handshake end the link. Each entry has the refusal's code, or the broken rule's name.
 
     BREACHES["breach-checksum"].data      # ends the link: RemoteProtocolError, rule "checksum"
 """
@@ -83,7 +83,7 @@ def _frame(
 
 
 def request_frame(number: int, message: Message) -> bytes:
-    """Return the frame of a request without tensors, for a peer without the shipped transport."""
+    """Return a request's frame without tensors, for a peer without the shipped transport."""
     return _frame(REQUEST, request=number, meta=pack_meta(message, b"", LinkConfig().max_meta_bytes))
 
 
@@ -93,11 +93,11 @@ def _packed(name: str, described: bytes = b"", meta: bytes = b"") -> bytes:
 
 
 BYTES = 9
-"""Code of the dtype of bytes."""
+"""Code of the bytes dtype."""
 
 NOTE = _packed("note")
 NOTE_X = b"\x93\xa4note"
-"""First bytes of the meta of a frame; the meta of the message and the descriptions of tensors follow."""
+"""First bytes of a frame's meta; the message's meta and the descriptions of tensors follow."""
 
 TENSOR = bytes([BYTES, 1]) + (1 << 16).to_bytes(4, "little")
 """Description of a tensor of 64 KiB."""
@@ -107,7 +107,7 @@ LARGEST = bytes([BYTES, 1]) + LinkConfig().max_message_bytes.to_bytes(4, "little
 
 
 FIRST = _frame(flags=MORE, meta=_packed("note", TENSOR), payload=bytes(999))
-"""Valid first frame of a message of several frames."""
+"""Valid first frame of a message that has several frames."""
 
 BREACHES: Mapping[str, BadFrames] = {
     "breach-magic": BadFrames(_frame(magic=b"GET ", meta=NOTE), "magic"),

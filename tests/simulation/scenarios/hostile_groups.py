@@ -1,8 +1,8 @@
 """A hostile peer that names groups of images in its pushes.
 
-The groups of a push mark images as trained, and keep the gradients of other workers for these groups out of
-the values. So a server takes groups only from generations that its map names. Groups that no push can have
-are refused for good: an answer that asks the peer to try again would let it wait for ever.
+A push's groups mark images as trained, and keep other workers' gradients for these groups out of the values.
+So a server takes groups only from generations in its map. Groups that no push can have are refused for good:
+an answer that asks the peer to try again would let it wait for ever.
 
     sent = await forge_groups(dial, states, cluster.map.epoch, first=session, by_client=False, answer_s=3.0)
 """
@@ -37,13 +37,13 @@ class _Forgery:
 
 
 def _shards(state: ServerState) -> list[Shard]:
-    """Return shards that share tables, so that a push of all of them splits none."""
+    """Return shards that share tables, so that a push to all of them splits none."""
     shards = [shard for shard in state.shards.values() if not shard.spec.frozen]
     return [shard for shard in shards if shard.tables is shards[0].tables] if shards else []
 
 
 def _forgeries(state: ServerState, epoch: EpochRecord, session: int) -> Iterator[_Forgery]:
-    """Yield forged messages of a worker to the store of a run, or of a client to a store of clients."""
+    """Yield forged messages from a worker to a run's store, or from a client to a clients' store."""
     shards = _shards(state)
     replica = REPLICA + session % 1000
     push = push_to(state, shards, replica=replica, session=session, generation=session)

@@ -1,7 +1,7 @@
 """Peers that hold the keys of a role and abuse names, addresses and shares of the cluster map.
 
-Each attack has correct parties of its own, which join from the machine of the hostile peer: a client whose
-loss must be noticed, or an operator with a driver's keys. They are strangers to the run, which goes on.
+Each attack has its own correct parties, which join from the hostile peer's machine: a client whose loss must
+be noticed, or an operator with a driver's keys. They do not belong to the run, which continues.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ from transport import Identity, RemoteError
 from transport.keys import derive
 
 LOST_S = 20.0
-"""Time limit of an answer, and of the report of a loss, in seconds."""
+"""Time limit in seconds of an answer, and of the report of a loss."""
 
 TRIES, PAUSE_S = 20, 0.3
-"""Number of attempts to set a record, and the pause between them, in seconds: the leader may change."""
+"""Number of attempts to set a record, and the pause between them in seconds: the leader may change."""
 
 MOST_STORES = 64
 """Number of stores that a cluster takes from one client."""
 
 LEFT_PIECES = 3
-"""Number of pieces of lists of arrays that a client leaves without a store."""
+"""Number of array list pieces that a client leaves without a store."""
 
 BAD_ADDRESSES = (
     *("tcp://a..b:1", f"tcp://{'a' * 64}:1", f"tcp://{'a.' * 200}b:1", "tcp://a\0b:1", "tcp://[::1:1"),
@@ -49,8 +49,8 @@ class HostileMembers:
 
     Args:
         cluster: The attacked cluster.
-        counts: Counts of the outcomes of messages.
-        node: Machine of the hostile peer, and of the correct parties of an attack.
+        counts: Counts of the messages' outcomes.
+        node: Machine of the hostile peer, and of an attack's correct parties.
         dice: Source of all choices.
     """
 
@@ -142,7 +142,7 @@ class HostileMembers:
         return True
 
     async def _leave_pieces(self, client: MapClient, creator: Identity) -> None:
-        """Leave pieces of lists of arrays without a store; they leave the map with their creator."""
+        """Leave array list pieces without a store; they leave the map with their creator."""
         for number in range(LEFT_PIECES):
             arrays = [ArrayRecord("w" * 1000 + str(row), (4,)) for row in range(40)]
             (piece,) = cut_arrays(f"{creator.node}-left", arrays, creator=creator.node)

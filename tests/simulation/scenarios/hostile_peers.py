@@ -3,7 +3,7 @@
 A *hostile peer* proves a role that may talk to its target, and sends messages that differ from valid ones in
 one place (`bad_fields.py`). The seed draws their order and number. The peer sends them one after the other,
 many at once, or without waiting for answers. Other peers read no answers, keep silent sockets open, or try to
-set records of other roles.
+set other roles' records.
 
 After each hostile peer the target still runs and answers a valid question within `PROBE_S`. No handler fails,
 and no target accepts a message that is never valid.
@@ -101,17 +101,17 @@ ONLY_SERVE = ("ps", "data")
 """Roles that take only requests from these peers, and no messages without an answer."""
 
 ANSWER_S, PROBE_S, READY_S, STRIKE_S = 3.0, 2.0, 60.0, 60.0
-"""Time limits, in seconds: of the answer to a bad message, of the dial and answer of a valid question, of the
-wait until a target is in a run, and of all actions of one hostile peer."""
+"""Time limits in seconds: for the answer to a bad message, for the dial and answer of a valid question, for
+the wait until a target is in a run, and for all actions of one hostile peer."""
 
 LEADER_SHARE = 0.8
-"""Share of the hostile peers of controllers that attack the leader."""
+"""Share of the controllers' hostile peers that attack the leader."""
 
 STOLEN = 6
 """Number of records that one hostile peer tries to set."""
 
 SPLIT_ROUNDS = 5
-"""Number of times that a hostile peer looks for shards that share tables, and pushes to them apart."""
+"""How often a hostile peer looks for shards that share tables, and pushes to them apart."""
 
 FORGE_ROUNDS = 3
 """Number of times that a hostile peer sends each forged message."""
@@ -132,7 +132,7 @@ class HostilePeers:
     Attributes:
         strikes: Faults by kind, for `faults.strike_all`.
         cluster: The attacked cluster.
-        counts: Counts of the outcomes of messages.
+        counts: Counts of the messages' outcomes.
     """
 
     def __init__(self, world: World, cluster: TrainingCluster, ledger: Ledger) -> None:
@@ -256,7 +256,7 @@ class _Peer:
         return [numbered(bad, number) for number, bad in enumerate(found[: self._amount], 1)]
 
     async def _open_session(self) -> int:
-        """Return a session of numbered questions, which only the leader can open; 1 if none opened."""
+        """Return a session for numbered questions, which only the leader can open; 1 if none opened."""
         if self._dice.chance(LEADER_SHARE):
             self._target = self._cluster.leader or self._target
         link = await self._dial()
@@ -376,7 +376,7 @@ class _Peer:
         return self._sent > 0
 
     def _stolen(self, cluster: ClusterMap) -> list[tuple[str, NodeRecord | ProgramRecord | EpochRecord]]:
-        """Return keys that this role may not set, with values to try; its own key first, with a new role."""
+        """Return keys that this role may not set, with values to try; first its own key, with a new role."""
         change = msgspec.structs.replace
         found: list[tuple[str, NodeRecord | ProgramRecord | EpochRecord]] = [
             (f"nodes/{name}", change(record, failed="stolen"))
@@ -421,7 +421,7 @@ class _Peer:
             await asyncio.sleep(0.2)
 
     async def push_for_others(self) -> bool:
-        """Push in the session of a training worker, or of a client of a store, under its next number."""
+        """Push in the session of a training worker or a store's client, under its next number."""
         self._as = self._dice.choose(["worker", "client"])
         self._network = network_of(self._node, token=_keys_of(self._as))
         for _ in range(MOST_PUSHES):
@@ -448,7 +448,7 @@ class _Peer:
         return await ATTACKS[self._kind](HostileMembers(self._cluster, self._counts, self._node, self._dice))
 
     async def split_tables(self) -> bool:
-        """Invent sessions, and push to some of the shards of a message apart."""
+        """Invent sessions, and push to some of a message's shards apart."""
         self._as = self._dice.choose(["worker", "client"])
         self._network = network_of(self._node, token=_keys_of(self._as))
         for _ in range(SPLIT_ROUNDS):
@@ -480,7 +480,7 @@ class _Peer:
     # --- sockets -----------------------------------------------------------------------------
 
     async def hold_sockets(self) -> bool:
-        """Keep sockets open that send nothing, too little or noise, and dial each again when it closes.
+        """Keep sockets open that send nothing, too little or noise; dial each again when it closes.
 
         During the attack the target admits valid peers.
         """

@@ -1,7 +1,7 @@
-"""A hostile peer that invents sessions, and names shards apart that correct messages name together.
+"""A hostile peer that invents sessions, and names apart shards that correct messages name together.
 
-A server takes few sessions that the map does not name, and none of their pushes splits tables of shards:
-split tables take memory, and slow all later pushes.
+A server takes few sessions that the map does not name, and none of their pushes splits tables of shards.
+Split tables take memory, and slow all later pushes.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ from tests.simulation.scenarios.hostile_facts import push_to
 from transport import CallTimeout, Link, Message, RemoteError, TransportError
 
 MOST_TAKEN, SESSIONS = 8, 12
-"""Maximum number of sessions of a peer that a server takes, and number that a peer invents."""
+"""Maximum number of a peer's sessions that a server takes, and number that a peer invents."""
 
 REPLICA = 1 << 18
 """First replica number of a peer, beyond those of correct peers."""
@@ -35,7 +35,7 @@ class _Pair:
 
 
 def _pairs(states: Sequence[ServerState]) -> Iterator[_Pair]:
-    """Yield for each store whose clients the map names two shards that share tables, if there are any."""
+    """For each store whose clients the map names, yield two shards that share tables, if there are any."""
     for state in states:
         seen: dict[int, Shard] = {}
         for shard in state.shards.values() if state.live else ():
@@ -98,7 +98,7 @@ async def split_tables(
 def _has_split(pair: _Pair, mine: Session) -> bool:
     """Return whether the push of a session alone has split the tables of two shards.
 
-    If other pushes were applied since the peer found the pair, one of these may have named a shard apart.
+    If other pushes were applied since the peer found the pair, one of them may have named a shard apart.
     """
     first, other = pair.first.last_number, pair.other.last_number
     is_alone = pair.first.version == pair.version + 1

@@ -45,7 +45,7 @@ MOST_MAP_BYTES = 1 << 20
 
 MOST_HELD_BYTES, LEFT_BYTES = 6 << 20, 256 << 10
 """Maximum number of bytes that a machine holds for its peers: during the run, with three hostile links of 1
-MiB each, and after the run, with valid links alone."""
+MiB each, and after the run, with only valid links."""
 
 GIVEN_BACK_S = 12.0
 """Time until all questions of deaf peers are over, in seconds: up to 500 questions, about 125 at a time, 2 s
@@ -115,10 +115,10 @@ class _Run:
         self._check(result)
 
     async def _wait_for_memory(self) -> None:
-        """Wait until roles hold little for their peers, for `GIVEN_BACK_S` at most.
+        """Wait at most `GIVEN_BACK_S` until roles hold little for their peers.
 
-        A role that stopped reading from a deaf peer notices the end of its link late, because it answers the
-        open questions first, some at a time.
+        A role that stopped reading from a deaf peer notices its link's end late, because it answers the open
+        questions first, some at a time.
         """
         for _ in range(int(GIVEN_BACK_S / CHECK_S)):
             if not self._holders():

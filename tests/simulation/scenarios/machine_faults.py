@@ -1,5 +1,5 @@
-"""Faults of the machines of controllers and their clients: kills, stops, freezes, slow code, clocks;
-and the targets of all faults of a group of controllers.
+"""Faults of the machines of controllers and their clients: kills, stops, freezes, slow code, clocks; and the
+targets of all faults of a controller group.
 
 A fault without a target affects the controller that leads when the fault starts. A machine has one fault at a
 time; further faults wait. After the time of faults no fault is undone: the scenario decides the repairs.
@@ -17,7 +17,7 @@ from tests.simulation.scenario import Node, World
 from tests.simulation.scenarios.controller_group import ControllerGroup
 
 FIND_S = 3.0
-"""Maximum wait of a fault for a leader without another fault, in seconds; then the fault affects any
+"""Maximum wait in seconds of a fault for a leader without another fault; then the fault affects any
 controller."""
 
 
@@ -25,7 +25,7 @@ class Targets:
     """The machines of a run.
 
     Args:
-        over: Event that is set at the end of the time of faults.
+        over: Event that is set when the time of faults ends.
         patience_s: Longest extension of a fault without an effect, in seconds.
 
     Attributes:
@@ -81,7 +81,7 @@ class Targets:
 
     @asynccontextmanager
     async def settled(self, fault: Fault) -> AsyncIterator[Node]:
-        """Reserve a controller for the loss of its disk once all others are in the group with their disks.
+        """Reserve a controller to lose its disk once all others are in the group with their disks.
 
         Without this wait the group would lose more disks at once than it survives.
 
@@ -101,7 +101,7 @@ class Targets:
         return self.world.nodes[fault.targets[0]] if fault.targets else await self._leader()
 
     def pair(self, fault: Fault) -> tuple[str, str] | None:
-        """Return the two machines of a fault, one of them the leader if the fault has a single target.
+        """Return a fault's two machines; one is the leader if the fault has a single target.
 
         Returns None if the fault needs a leader and there is none.
         """

@@ -1,12 +1,12 @@
 """A program that reads, sets and watches the map by the shipped `MapClient`, and records all answers.
 
-The user is a member of the cluster with a record of its own, so the controllers count a silent user as lost.
-It sends one question at a time. If its client stops waiting, the user makes another client and continues, as
-the supervisor of a role would.
+The user is a member of the cluster with its own record, so the controllers count a silent user as lost. It
+sends one question at a time. If its client stops waiting, the user makes another client and continues, as a
+role's supervisor would.
 
 A member with the shipped `Membership`: it writes to its record, loses its membership and joins again.
 
-After the loss the member takes another incarnation and continues, as the supervisor of a role would.
+After the loss the member takes another incarnation and continues, as a role's supervisor would.
 """
 
 import asyncio
@@ -36,22 +36,22 @@ from tests.simulation.scenarios.controller_group import ControllerGroup, network
 from transport import Identity, LinkClosed, Network, RemoteError
 
 KEYS = ("nodes/a", "nodes/b", "nodes/c")
-"""Keys that clients alone set: records of nodes that are not live."""
+"""Keys that only clients set: records of nodes that are not live."""
 
 WAITS = Waits(dial_s=10.0, call_s=2.0, patience_s=30.0, grace_s=1.0)
 
 PATIENT_S = 1000.0
-"""Time limit of a question that a user asks until its answer, in seconds: longer than any run."""
+"""Time limit in seconds of a question that a user asks until it is answered: longer than any run."""
 
 SHORT = 0.3
-"""Factor of half of the pauses; the factor of the others is 2 - `SHORT`, so the mean stays equal. More faults
+"""Factor of half of the pauses; the others have the factor 2 - `SHORT`, so the mean stays equal. More faults
 affect questions that are close together."""
 
 INVALID = "invalid"
-"""Code of the refusal of a value that is no record."""
+"""Code that refuses a value which is not a record."""
 
 ANOTHER = "another group"
-"""Name of another group of controllers; a question with versions of that group has no effect here."""
+"""Name of another group of controllers; a question with that group's versions has no effect here."""
 
 RUN = TrainingProgram(
     config=Config(images_per_group=10, servers=1, replicas=1),
@@ -224,7 +224,7 @@ class User:
         *,
         is_foreign: bool = False,
     ) -> Outcome:
-        """Set a key, sometimes without the version that the user has, or with that of another group."""
+        """Set a key, sometimes without the version that the user has, or with another group's version."""
         knows = state.group != "" and not is_foreign and state.dice.chance(0.7)
         outcome = await client.compare_and_set(
             key,
@@ -281,11 +281,10 @@ AGAIN_S = 0.3
 """Pause before a program that gave up starts again, in seconds."""
 
 INCARNATIONS = 1000
-"""Number of incarnations reserved for each start of a machine; a program that starts again takes the next one
-of them."""
+"""Number of incarnations reserved per machine start; a program that starts again takes the next one."""
 
 LINGERS_S = 1.0
-"""Time for which a hanging process keeps its link, in seconds."""
+"""Time in seconds for which a hanging process keeps its link."""
 
 NEWS_S = 1.0
 """Time limit of a wait for a newer map, in seconds."""
@@ -414,7 +413,7 @@ class Member:
         self.acknowledged = max(self.acknowledged, number)
 
     async def _run(self, membership: Membership, dice: RandomStream) -> None:
-        """Submit a run for which no server becomes ready, or end it; the run has no epoch."""
+        """Submit a run that no server becomes ready for, or end it; the run has no epoch."""
         run = membership.map.run
         if run is None or run.phase in ("failed", "finished"):
             record = RUN.record(f"{self.name}-{dice.below(1 << 20)}", membership.member)

@@ -4,8 +4,8 @@ Each worker but one writes increasing numbers to its own record during the fault
 have each acknowledged number, or a later one (I6). A member that is down for long is lost. After the faults
 every machine is a member again, in its newest incarnation, with the newest map.
 
-At the same time these workers train short runs (`short_runs.py`) from two or three data servers, which have
-faults, too; in some seeds all of them at once. After the faults epochs end again.
+Meanwhile these workers train short runs (`short_runs.py`) from two or three data servers. The data servers
+have faults, too, in some seeds all at once. After the faults epochs end again.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ WRITE_S = 0.6
 """Mean pause of a worker between two writes, in seconds."""
 
 PACES_S = (0.05, 0.05, 0.2)
-"""Durations of a group in seconds; each worker draws one, so some workers are slow."""
+"""Durations in seconds of a group; each worker draws one, so some workers are slow."""
 
 MISSED_S = LINKS.dead_after_s + LINKS.ping_every_s + WAITS.grace_s + 1.0
-"""Longest time for which a machine that is down may count as live, in seconds."""
+"""Longest time in seconds for which a machine that is down may count as live."""
 
 SETTLED_S = 60.0
 """Time limit of the recovery after the last fault, in seconds."""
@@ -60,7 +60,7 @@ def draw_plan(dice: RandomStream) -> Plan:
 
 
 def _draw_fault(dice: RandomStream, kind: str, member: str, other: str) -> Fault:
-    """Draw a fault of a machine, or of its link to another one."""
+    """Draw a fault of a machine, or of its link to another machine."""
     at_s, lasts_s, amount = dice.between(1.0, STRIKE_S), dice.between(0.1, 7.0), 0.0
     targets: tuple[str, ...] = (member,)
     match kind:
@@ -128,7 +128,7 @@ class _Run:
             await asyncio.Event().wait()
 
     async def _supervise(self, node: Node) -> None:
-        """Run a member, and start it again after an error, as the supervisor of a role would."""
+        """Run a member; after an error start it again, as a role's supervisor would."""
         network, member = network_of(node), self.members[node.name]
         for attempt in range(INCARNATIONS):
             member.incarnation = incarnation = node.incarnation * INCARNATIONS + attempt
@@ -198,7 +198,7 @@ class _Run:
 
     @property
     def unsettled(self) -> str:
-        """A condition of the end that does not hold yet; empty if all hold."""
+        """A final condition that does not hold yet; empty if all hold."""
         if self.controller is None:
             return "the controller has not begun"
         newest = self.controller.map

@@ -2,17 +2,17 @@
 
 There are three controllers, four servers with a folder each, and three clients. The clients open the store by
 its name again whenever it fails. A seed draws when a push is acknowledged: with one copy in memory
-(`single`), with several (`replicated`), or on disks (`durable`). All servers together lose their power or are
-killed, once or several times, sometimes with the controllers; single servers end, too, and disks are full,
-slow, fail or rot. A crash loses unsynced writes or tears them. Bits rot only on the disk of one server, while
+(`single`), with several (`replicated`), or on disks (`durable`). All servers lose their power together or are
+killed, once or several times, sometimes with the controllers. Single servers end, too, and disks are full,
+slow, fail or rot. A crash loses unsynced writes or tears them. Bits rot on only one server's disk, while
 other copies of its shards are whole. In half of the plans with copies one array is cold: clients seldom push
-to it after the start, so servers that join again take its piece from their disks.
+to it after the start. So servers that join again take its piece from their disks.
 
 The invariants: the disks give back states that servers gave to them, none older than at the last start
 (`checkers.saved_pushes`). The store comes back with each push once or never (`checkers.saved_pushes`). In
-mode `durable` it has all acknowledged pushes; in the other modes it may lack those of at most the last two
-intervals of writing, counted back from the loss, or from an earlier loss of a primary that no other server
-has replaced. After the return each push is applied at most once. As in `pushes`, the copies of a bundle are
+mode `durable` it has all acknowledged pushes. In the other modes it may lack those of at most the last two
+writing intervals, counted back from the loss, or from an earlier loss of a primary that no other server has
+replaced. After the return each push is applied at most once. As in `pushes`, the copies of a bundle are
 equal. In bsp the loss of a store also loses its step in progress.
 """
 
@@ -48,7 +48,7 @@ ONE_KINDS = ("kill", "crash", DISK_ERROR)
 """Faults that end one server."""
 
 SPARING_KINDS = (STRAND, "isolate", "split", "freeze")
-"""Faults of one server with copies, which may leave states or entries on its disk that the others lack."""
+"""Faults of one server with copies, which may leave on its disk states or entries that the others lack."""
 
 DISK_KINDS = (SLOW_DISKS, FULL_DISKS)
 """Faults of all disks that end no server."""
@@ -60,13 +60,13 @@ SAVED_S = 40.0
 """Time limit until a store is on the disks, in seconds."""
 
 DISK_ENDS_S = 5.0
-"""Time limit for the end of a server after its disk has failed, in seconds."""
+"""Time limit in seconds for a server's end after its disk has failed."""
 
 TAKEN_OVER_S = 6.0
-"""Time limit until another server has taken over, in seconds."""
+"""Time limit in seconds until another server has taken over."""
 
 ROTTEN = 0.02
-"""Share of the sectors of segment files that rot."""
+"""Share of the sectors in segment files that rot."""
 
 MOST_TRIES = 50
 """Maximum number of attempts to rot a sector of a small disk."""
@@ -80,9 +80,9 @@ LOOK_S = 0.05
 
 COLD = "cold"
 COLD_ROWS = 32
-"""Name of the array to which clients seldom push, in some plans, and number of its rows, which is one shard.
-The shard has more than a quarter of the bytes of all arrays, so one of the four bundles has this shard alone.
-The piece of that bundle seldom changes while a server is away."""
+"""Name of the array to which clients seldom push, in some plans, and its number of rows, which is one shard.
+The shard has more than a quarter of all arrays' bytes, so one of the four bundles has only this shard. The
+bundle's piece seldom changes while a server is away."""
 
 
 class StoreFaults(PowerFaults):
@@ -168,7 +168,7 @@ class StoreFaults(PowerFaults):
     # --- losses ------------------------------------------------------------------------------
 
     def _note_loss(self) -> None:
-        """Note that the stores in the map have lost servers that they cannot spare."""
+        """Record that the stores in the map have lost servers that they cannot spare."""
         for store in self._cluster.bundles.map.stores.values():
             self._losses.ended(store.id)
 
@@ -181,7 +181,7 @@ class StoreFaults(PowerFaults):
         self._rotten = self._rot(self._world.node(self._dice.choose(list(SERVERS)))) if self._rots else 0
 
     async def _lose_all(self, world: World, fault: Fault) -> None:
-        """End all servers at once; the disk of one of them may rot."""
+        """End all servers at once; one server's disk may rot."""
         await self._end_all(fault)
         if self._rots:  # a disk reports its damage until it is repaired
             check_noticed(bool(self._rotten))
@@ -189,7 +189,7 @@ class StoreFaults(PowerFaults):
             self._cluster.disks.failing.clear()
 
     def _rot(self, node: Node) -> int:
-        """Flip a bit in some sectors of a server's disk; returns their number."""
+        """Flip a bit in some sectors of a server's disk; return how many."""
         disks = self._cluster.disks
         disks.failing.add(node.name)
         disks.rotten.add(node.name)
@@ -202,8 +202,8 @@ class StoreFaults(PowerFaults):
     def _may_rot(self, node: Node, path: Path, sector: int) -> bool:
         """Decide whether a sector of a server's disk rots.
 
-        The start of a folder's only file stays whole: a server refuses a folder in which no file has a valid
-        start, until an operator moves the folder away.
+        The start of a folder's only file stays whole: if no file has a valid start, a server refuses the
+        folder until an operator moves it away.
         """
         if path.suffix != SUFFIX or not self._dice.chance(ROTTEN):
             return False
@@ -254,7 +254,7 @@ class StoreFaults(PowerFaults):
     # --- disks -------------------------------------------------------------------------------
 
     async def _disk_error(self, world: World, fault: Fault) -> None:
-        """Let a disk fail, with `amount` 1 only its syncs; its server must end, and later restarts."""
+        """Make a disk fail, with `amount` 1 only its syncs; its server must end, and later restarts."""
         if self._copies > 1:
             async with self._of_one.victim(fault) as name:
                 await self._fail_disk(world.node(name), fault)

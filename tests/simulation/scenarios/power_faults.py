@@ -1,4 +1,4 @@
-"""Losses of the power of all servers at once, which keep their disks, and trouble of these disks."""
+"""Power losses of all servers at once, which keep their disks, and trouble with these disks."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -72,7 +72,7 @@ class PowerFaults:
         check_noticed(bool(ended))
 
     async def _trouble(self, fault: Fault, nodes: Sequence[Node]) -> bool:
-        """Slow down or fill disks; in half of the cases the power fails meanwhile.
+        """Slow down or fill disks; in half of the cases the power then fails.
 
         Returns whether the servers have kept their power.
         """

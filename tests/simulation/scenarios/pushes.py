@@ -1,14 +1,14 @@
 """Clients push to a store with two or three copies of each shard while its servers are lost and return.
 
-Controllers, four parameter servers and three pushers each have a machine of their own. The faults of servers
+Controllers, four parameter servers and three pushers each have a separate machine. The faults of servers
 strike one after the other: a server is killed, crashes, freezes, becomes slow, has a wrong clock or is cut
 off, or a link is cut, narrow or reset. The leading controller or a client is killed, too. At least one member
-in sync of each bundle stays well. In some seeds the only controller has no disk; it is killed and started
+in sync of each bundle stays well. In some seeds the only controller has no disk. It is killed and started
 again with an empty memory, and learns the store from the servers. The invariants: each acknowledged push is
 applied once, each other one once or never (I1, I2); the copies of a bundle have one log, one primary in each
 generation and equal values (`checkers.bundles`); after the last fault all pending pushes end, all bundles
 have all copies again, and these are equal. In a few seeds all servers lose their power at once: then the
-store fails, the map has the reason, and the clients go on with a new store.
+store fails, the map has the reason, and the clients continue with a new store.
 """
 
 import asyncio
@@ -112,7 +112,7 @@ def _strikes(world: World, cluster: Cluster, clients: StoreClients, ledger: Ledg
     """Return the faults of a plan by kind."""
 
     async def kill_leader(world: World, fault: Fault) -> None:
-        """Kill the leading controller, and start it again; a single one then has an empty memory."""
+        """Kill the leading controller, and start it again; a single controller then has an empty memory."""
         name = cluster.leader or min(cluster.addresses)
         cluster.controllers.pop(name, None)
         await kill(world, msgspec.structs.replace(fault, targets=(name,)))

@@ -17,7 +17,7 @@ from tests.simulation.scenarios.controller_group import ANSWER_S, MARKS, Control
 from tests.simulation.scenarios.map_user import PATIENT_S, User
 
 ROUNDS = 8
-"""Number of restarts of all controllers in one run."""
+"""Number of times in one run that all controllers restart."""
 
 ROUND_S = 3.5
 """Mean interval between two planned restarts, in seconds."""

@@ -1,7 +1,7 @@
-"""Faults, one at a time, of servers with several copies of each shard, and of the links of these servers.
+"""Faults, one at a time, of servers with several copies of each shard, and of these servers' links.
 
-A fault of a server waits until each of its bundles has another member in sync that is well, so these faults
-alone never take all copies. A killed server is down for a while; meanwhile the next fault may strike. Two
+A server's fault waits until each of its bundles has another member in sync that is well, so these faults
+alone never take all copies. A killed server is down for a while, during which the next fault may strike. Two
 kinds strike in the few milliseconds in which a bundle depends on the rules of its replication:
 
     split         a primary is lost while a member holds an entry that the next primary lacks
@@ -30,7 +30,7 @@ STALL_KINDS = ("freeze", "slow", "isolate", "clock")
 """Faults of a server that keeps its memory."""
 
 LINK_KINDS = ("cut", "cut-one-way", "narrow", "reset")
-"""Faults of the links of a server to another machine."""
+"""Faults of a server's links to another machine."""
 
 POWER = "power"
 """Fault that ends all servers, and so a store without disks."""
@@ -42,7 +42,7 @@ MOMENT_S = 1.0
 """Time limit of the wait for a moment of the replication, in seconds: peers act on a cut somewhat later."""
 
 FAILED_S = 15.0
-"""Time limit until a store without copies has failed, in seconds."""
+"""Time limit in seconds until a store without copies has failed."""
 
 BUSY_S = 10.0
 """Time limit of the wait for an answered push, in seconds: after an earlier fault all clients may be
@@ -192,21 +192,22 @@ class ServerFaults:
         check_noticed(bool(names))
 
     def _main_bundle(self, primary: str) -> str:
-        """Return the primary's bundle with the most members in sync; empty if it is the primary of none."""
+        """Among the bundles that it leads, return the one with most members in sync; empty if it leads
+        none."""
         bundles = self._bundles.map.bundles
         return max(self._bundles.led_by(primary), key=lambda key: len(bundles[key].in_sync), default="")
 
     def _primary(self, key: str) -> str:
-        """Return the primary of a bundle; empty without one."""
+        """Return a bundle's primary; empty without one."""
         bundle = self._bundles.map.bundles.get(key)
         return bundle.primary[0] if bundle is not None and bundle.primary is not None else ""
 
     def _successor(self, key: str) -> str:
-        """Return the first server in sync after the primary of a bundle; empty without one."""
+        """Return the first server in sync after a bundle's primary; empty without one."""
         return next(iter(self._in_sync(key)[1:]), "")
 
     def _in_sync(self, key: str) -> list[str]:
-        """Return the members in sync of a bundle, its primary first; none after the bundle left the map."""
+        """Return a bundle's members in sync, its primary first; none after the bundle left the map."""
         bundle = self._bundles.map.bundles.get(key)
         return [node for node, _ in bundle.in_sync] if bundle is not None else []
 
@@ -214,7 +215,7 @@ class ServerFaults:
         return self._bundles.logs(key) if self._primary(key) else [Log()]
 
     def _last(self, key: str) -> int:
-        """Return the position of the last entry of a primary."""
+        """Return the position of a primary's last entry."""
         return self._logs(key)[0].last
 
     def _applied(self, key: str) -> int:

@@ -1,12 +1,12 @@
-"""Clients of one host read values where the server writes them, and keep some, while clients are lost.
+"""Clients on one host read values where the server writes them, and keep some, while clients are lost.
 
 A store with one copy of each shard is on two servers. Controller, servers and clients are processes of one
 host with links in shared memory, so values are lent on sheets (`adam_async/parameter_server/shard.py`).
-Pushers push and pull; readers pull, and keep values for longer than several pushes, also after the end of the
-store, which a client deletes. Clients are killed and freeze, and their links are reset, so that loans
-never come back. The invariants: kept values do not change; each acknowledged push is applied once,
-each other one once or never (I1, I2); a server has at most two sheets beside the lost ones, and allocates no
-others while more than two lost ones are in use; after the end nothing is lent.
+Pushers push and pull. Readers pull, and keep values for longer than several pushes, even after the end of the
+store, which a client deletes. Clients are killed and freeze, and their links are reset, so that loans never
+come back. The invariants: kept values do not change; each acknowledged push is applied once, each other one
+once or never (I1, I2); a server has at most two sheets beside the lost ones, and allocates no others while
+more than two lost ones are in use; after the end nothing is lent.
 """
 
 import asyncio
@@ -156,7 +156,7 @@ class Readers:
                 for task in link.tasks:
                     task.cancel()
         finally:
-            self._check(node.name, kept)  # also after the end of the store and of the link
+            self._check(node.name, kept)  # also after the end of store and link
 
     def _check(self, name: str, kept: list[list[tuple[NDArray[np.float32], NDArray[np.float32]]]]) -> None:
         for array, copy in (pair for pairs in kept for pair in pairs):

@@ -1,14 +1,14 @@
 """Short runs: workers of a scenario lease groups from data servers and report them as trained.
 
-Workers compute no gradients. Short runs follow one another, each with its own options: the way of sharing out
-an epoch, an early end, a warm start, a resume half way, a stop, and the number of partitions. A run that
-loses its data servers waits for them. A finished epoch has counted or skipped every image once.
+Workers compute no gradients. Short runs follow one another, each with its own options: how an epoch is shared
+out, an early end, a warm start, a resume half way, a stop, and the number of partitions. A run that loses its
+data servers waits for them. A finished epoch has counted or skipped every image once.
 
-In place of pushes, a worker adds the groups of a step to the set of its part, just before the report of
-these groups. A machine in place of the parameter servers takes groups only of the replica generations in its
-map. It takes a step whole or refuses it whole, so no step may have groups of which the part has some and
-lacks others. It sends the sets to the dealer, in some runs on a slow way: meanwhile replicas push, and are
-lost. At the end of an epoch the sets are compared with its result (`checkers.group_sets`).
+Instead of pushing, a worker adds a step's groups to its part's set, just before it reports these groups. A
+machine in place of the parameter servers takes groups only of the replica generations in its map. The part
+takes a step whole or refuses it whole, so it may not have only some groups of a step. It sends the sets to
+the dealer, in some runs on a slow way: meanwhile replicas push, and are lost. At the end of an epoch the sets
+are compared with its result (`checkers.group_sets`).
 """
 
 import asyncio
@@ -70,13 +70,13 @@ DRIVER = "ps-0"
 """Machine of the parameter server and the driver, which no fault strikes."""
 
 IMAGES, GROUP = 160, 2
-"""Number of images of the dataset, and of a group."""
+"""Number of images in the dataset, and in a group."""
 
 AHEAD = 8
 """Number of groups that a worker leases ahead."""
 
 RUN_EPOCHS = 2
-"""Number of epochs of a run."""
+"""Number of epochs in a run."""
 
 RUN_KINDS: tuple[Mapping[str, Setting], ...] = (
     {},
@@ -91,7 +91,7 @@ RUN_KINDS: tuple[Mapping[str, Setting], ...] = (
 RUN_EXTRAS: tuple[Mapping[str, Setting], ...] = ({}, {}, {"warm_start": 6})
 
 SLOW_S = (0.0, 0.0, 0.3, 1.5)
-"""Longest times of the way of an answer with sets, in seconds; each run draws one."""
+"""Longest times in seconds that an answer with sets is on its way; each run draws one."""
 
 STOPPED = 0.3
 """Share of the runs that are stopped within an epoch."""
@@ -100,7 +100,7 @@ TAKEN_UP = (0, 20, 31, 47)
 """Ranges of groups that are trained already in a resumed run."""
 
 LACKING = (18, 20, 40, 41)
-"""Of these groups, ranges that the last of several parts lacks."""
+"""Ranges within these groups that the last of several parts lacks."""
 
 SPEC = mlp((4, 2), input_shape=(1, 2, 2)).to_dict()
 
@@ -138,11 +138,11 @@ class ShortRuns:
         self._sets: dict[tuple[str, int], GroupSets] = {}
         """Groups that workers have trained, by run and part."""
         self._losses: dict[str, LossSums] = {}
-        """Losses that the last part has counted, by run; that of an image is its group's number."""
+        """By run, losses that the last part has counted; an image's loss is its group's number."""
         self._whole: dict[tuple[str, int, int], int] = {}
         """Replica generation that pushed a group of a run and epoch when the last part got it."""
         self._slow_s: dict[str, float] = {}
-        """Longest time of the way of an answer with sets, by run, in seconds."""
+        """By run, longest time in seconds that an answer with sets is on its way."""
         self._dice = world.dice.fork("ways of sets")
         self._clocks: dict[str, int] = {}
         """Highest clock of these groups, by run."""
@@ -151,7 +151,7 @@ class ShortRuns:
         self.going_on = True
 
     async def run_data_server(self, node: Node) -> None:
-        """Run a data server, and start it again after an error, as a supervisor would."""
+        """Run a data server; after an error start it again, as a supervisor would."""
         for attempt in range(INCARNATIONS):
             server = DataServer(
                 RoleSettings(
@@ -239,7 +239,7 @@ class ShortRuns:
         if not slow_s:
             request.reply(pack(answer, tensors))
             return
-        # The groups of this moment, which are final for the generations that ended before it.
+        # The present groups, which are final for the generations that ended earlier.
         way_s = self._dice.between(0.0, slow_s)
         asyncio.get_running_loop().call_later(way_s, request.reply, pack(answer, tensors))
 
@@ -249,7 +249,7 @@ class ShortRuns:
         return {number for start, stop in pairs for number in range(start, stop)}
 
     def _load_sets(self, run: str, program: TrainingProgram) -> None:
-        """Begin a resumed run with the groups of its checkpoint; the last part of several lacks some.
+        """Begin a resumed run with its checkpoint's groups; the last of several parts lacks some.
 
         Their mean loss is 1.
         """
@@ -265,7 +265,7 @@ class ShortRuns:
         self._losses[run] = with_losses({}, 1, images, float(images))
 
     async def _create_store(self, membership: Membership, run: ProgramRecord) -> None:
-        """Create the store of a run; this machine serves it without values."""
+        """Create a run's store; this machine serves it without values."""
         arrays = (ArrayRecord("w", (4,)),)
         await membership.create_store(run.id, store_of(run, read_training(run), arrays), arrays)
 
@@ -292,7 +292,7 @@ class ShortRuns:
                 await update_program(membership, lambda record: _finished(record, run))
 
     def _leased(self, cluster: ClusterMap) -> int | None:
-        """Return the number of groups that the dealer has leased in all, once its epoch is drained; else
+        """Return the total number of groups that the dealer has leased, once its epoch is drained; else
         None."""
         server = self.data_servers.get(cluster.dealing)
         counts = server.statistics() if server is not None else None
@@ -430,7 +430,7 @@ class ShortRuns:
         self._clocks[slot.run] = max(self._clocks.get(slot.run, 0), clock)
 
     async def ask_wrongly(self, membership: Membership, network: TcpNetwork, identity: Identity) -> None:
-        """Send invalid questions to data servers; each must be refused with its own code."""
+        """Send invalid questions to data servers; each must be refused with a specific code."""
         while True:
             await asyncio.sleep(2.0)
             run, address = membership.map.run, membership.map.dealer_address
@@ -479,7 +479,7 @@ class ShortRuns:
 
 
 def steps_of(groups: Sequence[ImageGroup], most: int) -> list[list[ImageGroup]]:
-    """Cut groups into steps of at most `most`; a group that was leased before is a step of its own."""
+    """Cut groups into steps of at most `most`; a group that was leased before is a separate step."""
     steps: list[list[ImageGroup]] = []
     is_open = False
     for each in groups:
@@ -494,7 +494,7 @@ def steps_of(groups: Sequence[ImageGroup], most: int) -> list[list[ImageGroup]]:
 
 
 def _slot(cluster: ClusterMap, membership: Membership) -> WorkerSlot | None:
-    """Return the slot of a worker in the run; None before it joined, or if its replica is incomplete."""
+    """Return a worker's slot in the run; None before it joined, or if its replica is incomplete."""
     run, record = cluster.run, cluster.nodes.get(membership.node)
     if run is None or record is None or not membership.joined or run.over:
         return None

@@ -1,11 +1,12 @@
-"""Clients of a store: programs that open it, push, pull, tick, and leave or delete it, by the shipped client.
+"""Clients of a store: programs that use the shipped client to open it, push, pull, tick, and leave or delete
+it.
 
-Each client runs on its own machine. A program whose store fails, or ends, opens the store of that name again.
+Each client runs on its own machine. A program whose store fails or ends opens the store with that name again.
 In each step the client makes one or several pushes at once, each to one group of arrays, ends the step and
-pulls a group. Every push adds 1 to a column of its own in each row of its group (`checkers.store_pushes`). A
+pulls a group. Every push adds 1 to its own column in each row of its group (`checkers.store_pushes`). A
 `Workload` has the arrays, and the shares of everything that a client may do.
 
-`PendingPushes` has the pushes that wait for their answers, and the time limit of these answers. A store with
+`PendingPushes` has the pushes that wait for their answers, and the time limit for these answers. A store with
 `Losses` is on disks: it comes back after a loss of all servers, and clients use its pins, too.
 """
 
@@ -70,7 +71,7 @@ class PendingPushes:
         self._bundles.acknowledged += 1
 
     def forget(self, client: str) -> None:
-        """Forget the pushes of a client's incarnation that was killed, or of a store that failed."""
+        """Forget the pushes of a killed client incarnation, or of a failed store."""
         for number in [number for number, name in self._clients.items() if name == client]:
             del self._clients[number]
         self._bundles.pending = len(self._clients)
@@ -106,31 +107,31 @@ LARGE = 1e30
 
 MOMENTUM, MOST_MOMENTUM = 0.5, 2.25
 """Momentum of some stores, and largest value in the column of a push that was applied once with this
-momentum. The sum of the powers of 0.5 is at most 2; a push that was applied twice gives at least 2.5."""
+momentum. The powers of 0.5 sum to at most 2; a push that was applied twice gives at least 2.5."""
 
 TORN, TORN_S = 0.1, 0.02
-"""Share of steps in which the links of a client break, and latest time of that after the begin of its pushes,
-in seconds. Several pushes without an answer are then repeated on the next link."""
+"""Share of steps in which a client's links break, and the latest time in seconds after its pushes begin.
+Several pushes without an answer are then repeated on the next link."""
 
 READ_S = 0.6
 """Mean pause between two pulls of the reader, in seconds."""
 
 OPEN_AGAIN_S = 0.2
-"""Pause between the failure of a store and the next attempt to open it, in seconds."""
+"""Pause in seconds between the failure of a store and the next attempt to open it."""
 
 END_S = 30.0
-"""Time limit for all clients to open the store, and then for their last steps, in seconds."""
+"""Time limit in seconds for all clients to open the store, and then for their last steps."""
 
 PIN_CHANCE, GIVE_UP, PINS_OF_CLIENT = 0.4, 0.3, 3
-"""Share of the steps after which a client uses a pin of a store on disks, share of these steps in which it
-gives one up, and number of names of a client."""
+"""Share of steps after which a client uses a pin of a store on disks, share of these steps in which it gives
+one up, and number of names per client."""
 
 FIRST, WARM_SHARE, COLD_SHARE = 3, 0.2, 0.002
 """Number of pushes to a cold group soon after the start, share of the pushes that go to the group until then,
-and share afterwards. The first ones make its values differ from the initial ones."""
+and share afterwards. The first pushes make its values differ from the initial ones."""
 
 PUSHED = "pushes to stores"
-"""Name of the count of acknowledged pushes."""
+"""Name of the acknowledged pushes' count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +161,9 @@ class Workload:
         factors: Share of pushes with factors. They need arrays with more rows than there are servers, so that
             factors have fewer bytes than their product.
         pulls: Share of steps with a pull beside the pushes.
-        deletes: Share of steps at which the client deletes the store, as it does once the store is full;
-            0: a full store ends the work of all clients.
-        leaves: Share of steps at which the program ends, and leaves its number to the next one.
+        deletes: Share of steps at which the client deletes the store, as it does once the store is full; 0: a
+            full store ends all clients' work.
+        leaves: Share of steps at which the program ends, and leaves its number to the next program.
         vectors: Share of steps with a push to a vector or a step on vectors; none in bsp.
     """
 
@@ -187,12 +188,12 @@ class Workload:
         return dict(chain.from_iterable(group.items() for group in self.groups.values()))
 
     def rows(self, group: str) -> int:
-        """Return the number of rows of a group."""
+        """Return the number of rows in a group."""
         return sum(array.rows for array in self.groups[group].values())
 
     @cached_property
     def shards(self) -> dict[str, list[int]]:
-        """Index of the shard of each row, by group."""
+        """By group, index of each row's shard."""
         found: dict[str, list[int]] = {group: [] for group in self.groups}
         first = 0
         for group, arrays in self.groups.items():
@@ -216,8 +217,8 @@ class OpenStore:
     step: int
     """Number of steps that the client has ended: by a tick or, with bsp, also by the push of a step."""
     begun: int = -1
-    """Clock at which the servers began to count the client, which is above its own if they heard of it late;
-    -1 until all primaries count it."""
+    """Clock at which the servers began to count the client, above its own if they heard of it late; -1 until
+    all primaries count it."""
 
     @property
     def left(self) -> list[str]:
@@ -234,9 +235,10 @@ class StoreClients:
 
     Attributes:
         pending: Pushes without an answer.
-        pins: The pins of all clients of a store on disks.
+        pins: All clients' pins of a store on disks.
         deletes_next: Whether the next client that begins a step deletes the store.
-        are_going_on: Whether the clients work: until `stop`, or until a store is full that none may delete.
+        are_going_on: Whether the clients work: until `stop`, or until a store is full that none of them may
+            delete.
     """
 
     def __init__(
@@ -267,7 +269,7 @@ class StoreClients:
         self._stores: dict[str, dict[str, StorePushes]] = {}
         """Pushes by id of the store and group."""
         self._sums: dict[str, VectorSums] = {}
-        """Pushes to the vectors of each store, by its id, or by its name if it comes back from disks."""
+        """Pushes to each store's vectors, by the store's id, or by its name if it comes back from disks."""
         self._open: dict[str, OpenStore] = {}
         """Open store of each client."""
         self._working: set[str] = set()
@@ -302,7 +304,7 @@ class StoreClients:
         self.pending.forget(name)
 
     async def _use(self, node: Node, dice: RandomStream) -> None:
-        """Open the store, work on it, and leave it; other machines than those of clients read it all once."""
+        """Open the store, work on it, and leave it; machines that are not clients' read it all once."""
         is_reader = node.name == self._workload.reader
         controllers = ",".join(self._cluster.addresses.values())
         access = ServerAccess(network=network_of(node), controllers=controllers, entropy=node.entropy)
@@ -357,14 +359,14 @@ class StoreClients:
         pushes = self._stores.get(id)
         if pushes is None:
             is_last = name not in (*self._workload.machines, self._workload.reader)
-            if is_last and self._losses is None:  # it may be the first that opens a store that comes back
+            if is_last and self._losses is None:  # it may be the first to open a store that comes back
                 raise Violation("I1", f"the store is {id}, to which no client pushed")
             self._ledger.counts["stores created"] += 1
             pushes = self._stores[id] = self._new_pushes(id)
         return pushes
 
     def _new_pushes(self, id: str) -> dict[str, StorePushes]:
-        """Return the pushes to each group of a new store, or of one that came back."""
+        """Return the pushes to each group of a new or returned store."""
         shapes: dict[str, dict[str, Any]] = {
             group: {
                 "rows": self._workload.rows(group),
@@ -520,8 +522,8 @@ class StoreClients:
     async def _pull_alone(self, opened: OpenStore) -> None:
         """Pull a group while the client makes no push, and compare the clients' steps, too.
 
-        The steps of clients are compared only if a push has all arrays: a client that joined late has no
-        refused push in another group.
+        Clients' steps are compared only if a push has all arrays: a client that joined late has no refused
+        push in another group.
         """
         link, group = opened.link, opened.dice.choose(list(opened.pushes))
         if len(opened.pushes) > 1:
@@ -569,7 +571,7 @@ class StoreClients:
         return np.concatenate(arrays)
 
     def _is_known(self, opened: OpenStore) -> bool:
-        """Return whether the primaries of all bundles of a store have a clock for a client."""
+        """Return whether the primaries of all bundles in a store have a clock for a client."""
         link, session, newest = opened.link, opened.link.session, self._cluster.map
         clocks: list[int] = []
         for home in set(link.store.buckets):
@@ -616,7 +618,7 @@ class StoreClients:
     # --- pins --------------------------------------------------------------------------------
 
     async def _use_pins(self, opened: OpenStore) -> None:
-        """Make a pin of this client, read one of any client, or give one of this client up."""
+        """Make a pin of this client, read any client's pin, or give one of this client's up."""
         dice, store = self._pin_dice, ParameterStore(opened.link)
         name = f"{opened.name}-{dice.below(PINS_OF_CLIENT)}"
         if name not in self.pins.names:

@@ -4,7 +4,7 @@ Clients of a store beside the run are lost, too (`store_clients.py`).
 
 Every role runs on its own machine: three controllers with a disk each, parameter servers, two data servers,
 two replicas, a driver. In almost half of the seeds three or four servers keep two or three copies of each
-shard, and are lost one after the other (`server_faults.py`); in the others two servers keep one copy, and
+shard, and are lost one after the other (`server_faults.py`). In the others two servers keep one copy, and
 faults only delay them. In a third of the seeds the driver is lost, too; the next driver takes the run over or
 replaces it. In half of the seeds a worker is lost within a step, of which only some servers have a message.
 The invariants: the run ends in time; a driver takes over the run that waits for it; every epoch counts or
@@ -12,7 +12,7 @@ skips every image once; the model learns; each acknowledged push is in the shard
 twice (I2); the groups on the shards are those that the epochs count (`checkers.group_sets`). Checkpoints are
 exact in bsp, and complete in every mode. The copies of a bundle have one log and equal values
 (`checkers.bundles`); after the last fault the pending pushes of clients end, and all copies return. Gradients
-cross the network, so a seed has the same replay hash on machines whose BLAS gives the same bits.
+cross the network, so a seed has the same replay hash only on machines whose BLAS gives the same bits.
 """
 
 import asyncio
@@ -94,13 +94,13 @@ WHOLE_S = 30.0
 """Time limit until all bundles have all copies in sync after the last fault, in seconds."""
 
 END_S = 60.0
-"""Time limit of the end of the run after the last fault, in seconds."""
+"""Time limit in seconds for the run's end after the last fault."""
 
 SERVER_S = 3.0
-"""Maximum duration of a fault of a server with copies, in seconds: several strike within a run."""
+"""Maximum duration in seconds of a fault of a server with copies: several strike within a run."""
 
 LOSSES = ("server-kill", "server-crash", "server-split", "server-successors")
-"""Faults that cost the memory of a server; each seed with copies has at least one."""
+"""Faults that cost a server's memory; each seed with copies has at least one."""
 
 DRIVER_LOST, DRIVER_REPLACED = 0.35, 0.3
 """Share of the seeds that lose the driver, and share of the lost drivers that replace their run, if they
@@ -110,13 +110,13 @@ TORN = 0.5
 """Share of the seeds that lose a worker within a step."""
 
 BRIEF_S = 1.2
-"""Maximum freeze of a role with the only copy of its state, in seconds: its links survive such a freeze."""
+"""Maximum freeze in seconds of a role with the only copy of its state: its links survive such a freeze."""
 
 SETTLE_S = 2.0
 """Time after the end of the run until servers have done all requests, in seconds."""
 
 LEAST_OPERATIONS = 100
-"""Minimum number of acknowledged pushes of a run that counts. Drawn options can make pushes rare: a whole run
+"""Minimum number of acknowledged pushes in a run that counts. Drawn options can make pushes rare: a whole run
 with large groups or a partitioned model has about 300, and fewer if it pushes every second group."""
 
 

@@ -1,4 +1,4 @@
-"""A simulated training cluster, with each role on its own machine, and observations of it from outside.
+"""A simulated training cluster, with each role on its own machine, observed from outside.
 
 The cluster has three controllers with a disk each, two to four parameter servers, two data servers, two or
 three workers and a driver. The roles learn the digits of the package, which are read once in a process; no
@@ -63,11 +63,11 @@ LATE = "worker-2"
 
 APPLY_S = 15.0
 """Maximum time until a new primary has applied all acknowledged pushes, in seconds. A primary with fewer than
-`min_in_sync` members first waits for the end of the fault, for 3 s at most, and for a new member, which the
-primary invites after 5 s."""
+`min_in_sync` members first waits at most 3 s for the fault's end, and for a new member, which the primary
+invites after 5 s."""
 
 DAMAGE_S = 6.0
-"""Maximum time that a connection stays open after damage on it, in seconds."""
+"""Maximum time in seconds that a connection stays open after damage on it."""
 
 
 @lru_cache(maxsize=1)
@@ -254,7 +254,7 @@ class TrainingCluster(Cluster):
 
     @property
     def newest_session(self) -> int:
-        """Push session of a worker's newest incarnation; 0 before the first one."""
+        """Push session of a worker's newest incarnation; 0 before any."""
         return next(iter(self._sessions.values()), 0)
 
     def _note_run(self) -> None:
@@ -268,7 +268,7 @@ class TrainingCluster(Cluster):
         self._over = {*self._sessions.values(), *self.acknowledged}
 
     def check_takeover(self) -> None:
-        """Check that the result is of the run that waited for its driver.
+        """Check that the result is that of the run which waited for its driver.
 
         Raises:
             Violation: The driver began another run.
@@ -277,7 +277,7 @@ class TrainingCluster(Cluster):
             raise Violation("a run is taken over", f"{self._awaited} waited, and {self._run} has the result")
 
     def note_acknowledged(self, name: str) -> None:
-        """Record the number of acknowledged pushes of a worker's session."""
+        """Record the number of acknowledged pushes in a worker's session."""
         session = self._sessions.get(name)
         counts = self.workers[name].statistics().parameters if session is not None else None
         if session is not None and counts is not None:
@@ -295,7 +295,7 @@ class TrainingCluster(Cluster):
             raise Violation("damage is noticed", f"{end!r} goes on {DAMAGE_S:g} s after a damaged piece")
 
     def states(self) -> list[ServerState]:
-        """Return all copies of the bundles of the newest run, of servers that run."""
+        """Return all copies, on running servers, of the newest run's bundles."""
         run = self.map.run
         return [
             served.state
@@ -322,8 +322,8 @@ class TrainingCluster(Cluster):
         """Check that the shards have all acknowledged pushes.
 
         Args:
-            within_s: Time for which they may lack one, in seconds: after the loss of a primary the others
-                have its entries, and apply them later.
+            within_s: Time in seconds for which they may lack one: after a primary's loss the others have its
+                entries, and apply them later.
 
         Raises:
             Violation: A push is missing.

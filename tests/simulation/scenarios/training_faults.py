@@ -1,7 +1,7 @@
 """Faults of the roles, links and store clients of a training cluster, and their targets.
 
-In some seeds the state of the parameter servers has one copy, and faults only delay them. A lost driver
-starts again, and takes its run over or replaces it.
+In some seeds the parameter servers' state has one copy, and faults only delay them. A lost driver starts
+again, and takes its run over or replaces it.
 """
 
 import asyncio
@@ -29,13 +29,13 @@ from tests.simulation.scenarios.server_faults import SHORT_STEP_S, ServerFaults
 from tests.simulation.scenarios.training_cluster import CLIENTS, DATA_SERVERS, WORKERS, TrainingCluster
 
 LINK_KINDS = ("cut", "cut-one-way", "reset", "damage")
-"""Kinds of faults of a link that a worker uses at that time."""
+"""Kinds of faults of a link that a worker is using."""
 
 CONTROLLER_KINDS = ("controller-kill", "controller-crash", "controller-freeze")
 """Kinds of faults of a controller; half of them affect the leader."""
 
 CLIENT_KINDS = ("client-kill", "client-crash", "client-freeze", "client-cut", "client-reset")
-"""Kinds of faults of a client of stores, or of its links to servers and controllers."""
+"""Kinds of faults of a stores' client, or of its links to servers and controllers."""
 
 SERVER_KINDS = (
     "server-kill",
@@ -53,11 +53,11 @@ DRIVER_KINDS = ("driver-kill", "driver-crash")
 """Kinds of faults of the driver; with `amount` 1 its next incarnation begins a new run."""
 
 TORN_KIND = "worker-torn"
-"""Kind of the loss of a worker of whose step some bundles have a message and others lack one; with `amount` 1
-the primary of a bundle that has it is lost, too, if each shard has several copies."""
+"""Kind of fault in which a worker is lost while some bundles have a message of its step and others lack one.
+With `amount` 1 the primary of a bundle that has it is lost, too, if each shard has several copies."""
 
 TORN_S = 1.0
-"""Time limit of the wait for the moment of such a loss, in seconds: the worker is lost in any case."""
+"""Time limit in seconds of the wait for such a moment: the worker is lost in any case."""
 
 VICTIM_S = 60.0
 """Time limit of the wait for a target, in seconds."""
@@ -99,7 +99,7 @@ class TrainingFaults:
         """Lock of each controller, held by the fault that affects the controller."""
 
     async def _controller(self, world: World, fault: Fault) -> None:
-        """Kill, crash or freeze a controller: the target of the fault or, without one, the next leader."""
+        """Kill, crash or freeze a controller: the fault's target or, without one, the next leader."""
         if not fault.targets:
             await _find_victim(
                 world,
@@ -136,7 +136,7 @@ class TrainingFaults:
         await KINDS[kind](world, msgspec.structs.replace(fault, kind=kind))
 
     async def _link(self, world: World, fault: Fault) -> None:
-        """Cut, reset or damage one of the present links of a worker."""
+        """Cut, reset or damage one of a worker's present links."""
         (worker,), cluster = fault.targets, self._cluster
         await until(world, lambda: bool(cluster.leader) and cluster.takes_part(worker))
         dice, servers = world.dice.fork(str(fault)), cluster.setup.servers
@@ -209,7 +209,7 @@ class TrainingFaults:
         await self._servers.strikes[kind](world, msgspec.structs.replace(fault, kind=kind))
 
     async def _driver(self, world: World, fault: Fault) -> None:
-        """Kill or crash the driver of a run that trains; a run that prepares fails without its driver."""
+        """Kill or crash the driver of a run that trains; a run in preparation fails without its driver."""
         cluster, ledger = self._cluster, self._ledger
         await _find_victim(
             world,

@@ -1,10 +1,10 @@
 """Pure: draws the options of a simulated training run from its seed.
 
 One seed in twenty draws plain asynchronous training. The others draw the consistency mode, the partitions,
-the intervals of pushes, the update rule, one of four small networks, an interruption with a resume, a late
-worker, and profiling; almost half of the seeds also draw copies of each shard. The settings of a plan are
-options of `Config`, and five of this scenario's own: `resumed`, `late_s`, `network`, `profiled` and `stores`.
-A plan without settings trains plainly.
+the push intervals, the update rule, one of four small networks, an interruption with a resume, a late worker,
+and profiling. Almost half of the seeds also draw copies of each shard. A plan's settings are options of
+`Config`, and five of this scenario: `resumed`, `late_s`, `network`, `profiled` and `stores`. A plan without
+settings trains plainly.
 
     settings = draw_setup(dice, TRAINING)      # {"consistency": "bsp", "rule": "adam", "rate": 0.005}
     setup = setup_of(settings, TRAINING)
@@ -44,7 +44,7 @@ MODES: tuple[Draw, ...] = (
 """Consistency modes."""
 
 CUT: Draw = {"partitions": 2, "replicas": 1, "images_per_group": 12, "in_flight": 6, "rate": 0.2}
-"""Options of one replica with a partition on each worker, so that every group crosses the network."""
+"""Options for one replica with a partition on each worker, so that every group crosses the network."""
 
 CUTS: tuple[Draw, ...] = (
     {**CUT, "network": "frozen", "plan": "layers", "consistency": "asp", "lag": 0},
@@ -61,7 +61,7 @@ WIDE: Draw = {
     "images_per_group": 20,
     "rate": 0.2,
 }
-"""Options with gradients so large that messages of a step are sent during its computation."""
+"""Options with gradients so large that a step's messages are sent while it is computed."""
 
 WHOLE = ("push_every", "pull_every", "clip", "layer_rate")
 """Options for which a step must be complete before its push."""
@@ -130,11 +130,11 @@ NETWORKS: dict[str, ModelSpec] = {
     "wide": mlp((64, 256, 256, 10), input_shape=(1, 8, 8)),
 }
 """Networks by name; the first is the default. In a partitioned `frozen` network no gradients return to the
-first partition, which could therefore run ahead of the second one."""
+first partition, which could run ahead of the second one."""
 
 PACE, PACE_CUT = 0.01, 0.05
-"""Share of a core of a worker, small enough that training lasts as long as the faults; the second one is for
-a partitioned model, which has more and smaller jobs."""
+"""Share of a core that a worker uses, small enough that training lasts as long as the faults; the second one
+is for a partitioned model, which has more and smaller jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +145,8 @@ class Setup:
     plain: bool
     """Whether the run has the default options and network, whose accuracy is known."""
     resumed: int
-    """Checkpoint that a second run resumes after half of the epochs: 1 for the newest, 2 for the one before
-    it, which usually is within an epoch; 0 if the run is not resumed."""
+    """Checkpoint that a second run resumes after half of the epochs: 1 for the newest, 2 for the previous
+    one, which usually is within an epoch; 0 if the run is not resumed."""
     late_s: float
     """Start of an additional worker, in seconds; 0 for none."""
     spec: ModelSpec
@@ -227,8 +227,8 @@ def draw_setup(dice: RandomStream, plain: Config) -> dict[str, Setting]:
 def draw_copies(dice: RandomStream, settings: Draw) -> dict[str, Setting]:
     """Draw the number of copies of each shard; return no setting for one copy.
 
-    A recorded run needs one copy. A resumed run also has one copy, because the loss of a server ends the run
-    while its second store gets values.
+    A recorded run needs one copy. A resumed run also has one copy, because a server's loss ends the run while
+    its second store gets values.
 
     Args:
         dice: A random stream only for this call.

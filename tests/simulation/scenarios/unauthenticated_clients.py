@@ -1,11 +1,11 @@
 """Unauthenticated clients connect to a server, members break rules of the wire, and valid clients continue.
 
-One machine serves three clients, which make calls with small and large arrays, some with buffers for the
-answer, send messages without an answer, and make some invalid calls. At the same time two more machines
-connect without the token, or prove it and break a rule (`hostile.py`), or send questions and never read; and
-faults cut and reset the links of the clients. The invariants: each answer belongs to its question. An
-unauthenticated client is refused for the right reason, and a peer that breaks a rule loses its link for that
-rule. No valid client loses a link for a rule. After the faults every client gets answers.
+One machine serves three clients. They make calls with small and large arrays, some with buffers for the
+answer, send messages without an answer, and make some invalid calls. Meanwhile two more machines connect
+without the token, or prove it and break a rule (`hostile.py`), or send questions and never read. Faults cut
+and reset the clients' links. The invariants: each answer belongs to its question. An unauthenticated client
+is refused for the right reason, and a peer that breaks a rule loses its link for that rule. No valid client
+loses a link for a rule. After the faults every client gets answers.
 
 The valid clients use every kind of call and message, and follow the protocol.
 """
@@ -78,13 +78,13 @@ SIZES = (0, 7, 500, 5_000, 20_000)
 """Sizes of an array, in numbers: none, one write, one frame, several frames."""
 
 AT_ONCE = 8
-"""Maximum number of open questions of a client: more than the server accepts."""
+"""Maximum number of a client's open questions: more than the server accepts."""
 
 PAUSE_S = 0.06
 """Mean pause of a client between two questions, in seconds."""
 
 ROOM_S = 5.0
-"""Maximum time that a client waits for room on a link, in seconds; a link without progress ends earlier."""
+"""Maximum time in seconds that a client waits for room on a link; a link without progress ends earlier."""
 
 
 def network_of(node: Node, *, token: bytes | None = TOKEN, rules: RoleTable = RULES) -> TcpNetwork:
@@ -96,7 +96,7 @@ class TransportClients:
     """The server and its clients.
 
     Attributes:
-        ended: Broken rule for which the last link of each peer ended; empty if it ended without one.
+        ended: Broken rule for which each peer's last link ended; empty if it ended without one.
     """
 
     def __init__(self, world: World, ledger: Ledger) -> None:
@@ -246,7 +246,7 @@ async def _with_room(wait: Awaitable[None]) -> None:
     """Wait for room on a link.
 
     Raises:
-        Violation: Neither room nor the end of the link came within `ROOM_S`.
+        Violation: Neither room nor the link's end came within `ROOM_S`.
     """
     try:
         async with asyncio.timeout(ROOM_S):
@@ -301,10 +301,10 @@ JOINER = "joiner"
 """Machine of the member that joins during a flood."""
 
 STRIKE_S, SETTLED_S, TURNED_S = 20.0, 20.0, 12.0
-"""Times in seconds: latest start of a fault, time limit of the recovery, and longest stay of a bad client."""
+"""Times in seconds: latest start of a fault, time limit for recovery, and longest stay of a bad client."""
 
 FLOOD = LINKS.max_unauthenticated + 4
-"""Number of simultaneous connections of a flood; another one replaces each that closes."""
+"""Number of simultaneous connections in a flood; a new one replaces each that closes."""
 
 FLOODED_S, JOIN_S = 0.3, 2.0
 """Duration of a flood before a member joins, and time limit until the member has joined, in seconds."""
@@ -341,7 +341,7 @@ def _draw_fault(dice: RandomStream, kind: str) -> Fault:
 
 
 def _reply_code(reply: bytes) -> str:
-    """Return the code of a refusal, or the kind of another record; empty without a reply."""
+    """Return a refusal's code, or another record's kind; empty without a reply."""
     if 0 < len(reply) < RECORD_BYTES:
         return f"{len(reply)} bytes"
     if reply and reply[10] != REFUSAL:

@@ -89,9 +89,9 @@ class Facts:
     group: str = "group"
     """Name of the group of controllers."""
     core_term: int = 1
-    """Term of the consensus of the controllers."""
+    """Term of the controllers' consensus."""
     core_index: int = 1
-    """Index of the last entry of the controllers' log."""
+    """Index of the last entry in the controllers' log."""
     sender_identity: str = "controller-2/2"
     receiver_identity: str = "controller-1/1"
     version: int = 1
@@ -152,7 +152,7 @@ class Facts:
 
 
 def valid_messages(facts: Facts) -> list[Example]:
-    """Make at least one valid example of every message of the table, in a fixed order."""
+    """Make at least one valid example of every message in the table, in a fixed order."""
     known, given, tensors = _known(facts), _given(facts), _tensors(facts)
     examples = [*_with_a_record(facts), *_among_controllers(facts)]
     done = {type(example.body) for example in examples}
@@ -175,8 +175,7 @@ def fields_of(message: Message) -> dict[str, Any]:
 
 
 type_of = functools.cache(inspect.type_info)
-"""Function that returns the description of a type, cached because msgspec builds a description at each
-call."""
+"""Function that returns a type's description, cached because msgspec builds one at each call."""
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 
@@ -342,7 +341,7 @@ def _with_a_record(facts: Facts) -> list[Example]:
 
 
 def _among_controllers(facts: Facts) -> list[Example]:
-    """Make an example of each message of consensus, and some more."""
+    """Make an example of each consensus message, and some more."""
     index, term = facts.core_index, facts.core_term
     members = Members((facts.sender_identity, facts.receiver_identity))
     entry = consensus.Entry(index=index + 1, term=term, command=b"\x80")

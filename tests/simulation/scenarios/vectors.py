@@ -7,8 +7,8 @@ plans with three copies servers are lost one after the other. In the other plans
 together, once or twice, and come back with their disks; a seed draws whether the store is durable.
 
 The invariants: every pull and every dot product has the bits of NumPy. If all servers were lost, each shard
-of a durable store has all answered calls, and those that were open as a whole or not at all, in their order;
-any other shard is as it was after some call. No other fault ends the store.
+of a durable store has all answered calls; calls that were open are there whole or not at all, in order. Any
+other shard is as it was after some call. No other fault ends the store.
 """
 
 import asyncio
@@ -49,8 +49,7 @@ BREAK_BYTES = (8_000, 30_000)
 repeats all open calls, which have some 4,500."""
 
 TORN, TORN_S = 0.25, 0.02
-"""Share of the rounds of calls in which the links of the client break, and latest time of that after the
-begin of the calls, in seconds."""
+"""Share of call rounds in which the client's links break, and by how many seconds after the begin."""
 
 PACE_S = 0.05
 """Mean pause of the program between two calls, in seconds."""
@@ -59,7 +58,7 @@ BEGUN_S, STRIKE_S = 0.5, 2.5
 """Earliest and latest start of a fault, in seconds."""
 
 LEAST_CALLS = 15
-"""Minimum number of calls of a program, which may be several at once."""
+"""Minimum number of calls in a program, several of which may run at once."""
 
 LASTS_S = 30.0
 """Time limit of the least calls after the last fault, in seconds."""
@@ -68,7 +67,7 @@ BROKEN, RETURNS = "broken connections", "returns from the disks"
 
 
 def draw_plan(dice: RandomStream) -> Plan:
-    """Draw a store, and the losses of its servers."""
+    """Draw a store, and how its servers are lost."""
     copies = dice.choose([1, 3, 3])
     kinds = [dice.choose(ALL_KINDS) for _ in range(1 + dice.below(2))]
     if copies == 3:
