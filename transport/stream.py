@@ -1,9 +1,10 @@
 """Links over a stream: TCP, or a Unix socket between processes of one host (`shared.py`).
 
 Writing. Each write to a transport is a system call, even on uvloop, and costs as much as all other parts of a
-small call. So a callback sends the small frames of one iteration of the loop in one write. Two cases need no
-callback: handlers' answers during a delivery are sent at its end, and a call is sent at once if no other call
-is outstanding. Payloads above ``gather_bytes`` are never joined: the kernel takes them from the caller's
+small call. So a callback sends the small frames of one iteration of the loop in one write. Three cases need
+no callback: handlers' answers during a delivery are sent at its end, a call is sent at once if no other call
+is outstanding, and a frame whose payload lies in shared memory goes past the transport at once, so that the
+peer can begin. Payloads above ``gather_bytes`` are never joined: the kernel takes them from the caller's
 arrays. The link writes chunks of large messages while the transport takes them; once writing pauses, the rest
 waits for `resume_writing`.
 
@@ -116,8 +117,11 @@ class StreamLink(Link, asyncio.BufferedProtocol):
             payload_bytes, frame_bytes = self._transmit_large(kind, request_id, message, release, ordered)
         else:
             frame, payload_bytes, frame_bytes = small
+            # Shared memory has the payload, so the peer can work on it while others follow.
+            if len(frame) < payload_bytes:
+                self._write([frame], len(frame))
             # A lone call has no other frame to share a write with, so it does not wait for the callback.
-            if kind == REQUEST and not (self._turn or self._calls.waiting or self._delivering):
+            elif kind == REQUEST and not (self._turn or self._calls.waiting or self._delivering):
                 if self._returned:
                     frame = self._freed_frame() + frame
                 self._written_bytes += len(frame)
@@ -166,14 +170,19 @@ class StreamLink(Link, asyncio.BufferedProtocol):
         """Return the frame that returns the blocks of `_returned`."""
         raise NotImplementedError  # a link over TCP has none
 
-    def _flush(self) -> None:
+    def _waiting_frames(self) -> bytes:
+        """Take the frames that wait for `_flush`, and return them as one."""
         turn = self._turn
         if self._returned:
             turn.append(self._freed_frame())
-        if turn:
-            frame = turn[0] if len(turn) == 1 else b"".join(turn)
-            turn.clear()
-            self._turn_bytes = 0
+        frame = turn[0] if len(turn) == 1 else b"".join(turn)
+        turn.clear()
+        self._turn_bytes = 0
+        return frame
+
+    def _flush(self) -> None:
+        if self._turn or self._returned:
+            frame = self._waiting_frames()
             self._written_bytes += len(frame)
             try:
                 self._transport.write(frame)
@@ -186,7 +195,8 @@ class StreamLink(Link, asyncio.BufferedProtocol):
         The transport gets the bytes that the kernel does not take now; with ``lent``, a copy of them.
         """
         if self._turn or self._returned:
-            self._flush()
+            earlier = self._waiting_frames()
+            buffers, size = [earlier, *buffers], size + len(earlier)
         self._written_bytes += size
         transport = self._transport
         # The descriptor of a closing transport may soon be that of another connection.

@@ -47,10 +47,11 @@ class Batches(Protocol):
         """
         ...
 
-    def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> None:
-        """Write the values after plain SGD into other memory, with the bits of `apply`; at most a block.
+    def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> bool:
+        """Write the values after plain SGD into other memory, with the bits of `apply`.
 
-        The gradient may have any values, and another process may change it during the step.
+        Each part of the new values is checked in the cache. Returns False at the first part that is not
+        finite. The gradient may have any values, and another process may change it during the step.
         """
         ...
 
@@ -100,9 +101,15 @@ class NumpyBatches:
                     self._apply_block(target, start, stop, [g[start:stop] for g in mine], rates)
             first = last
 
-    def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> None:
-        change = np.multiply(gradient, float(rate), out=self._scratch[0, : len(gradient)])
-        np.subtract(values, change, out=into)
+    def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> bool:
+        for start in range(0, len(values), BLOCK):
+            part = slice(start, start + BLOCK)
+            new, change = into[part], self._scratch[0, : len(gradient[part])]
+            np.multiply(gradient[part], float(rate), out=change)
+            np.subtract(values[part], change, out=new)
+            if not np.isfinite(new).all():
+                return False
+        return True
 
     def forget(self) -> None:
         pass

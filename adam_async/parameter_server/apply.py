@@ -155,21 +155,6 @@ class Applier:
                 strip.end()
         return True
 
-    def step(self, group: ShardGroup, into: NDArray[Any], flat: NDArray[Any], rate: float) -> bool:
-        """Write the values of a group after plain SGD into other memory, and check each block there.
-
-        The sender of the gradient may change it meanwhile: only the new values are checked. Returns False at
-        the first block that is not finite.
-        """
-        values = group.flat
-        assert values is not None
-        for start in range(0, group.size, BLOCK):
-            new = into[start : start + BLOCK]
-            self.batches.step(values[start : start + BLOCK], new, flat[start : start + BLOCK], rate)
-            if not is_finite(new):
-                return False
-        return True
-
     def apply_counted(self, group: ShardGroup, flat: NDArray[Any], rate: float) -> None:
         """Apply a finite delta of at most `PIECE_WORK` values to a group whose strips copy counts."""
         for _ in self._strip_pieces(group, [DeltaPart(flat, group.sizes, rate, True)]):

@@ -265,7 +265,8 @@ class ShortWay:
         group, scales = lane.group, self._state.bundle.scales
         if sheet is not None and gradients is None and lane.is_plain and group.flat is not None:
             (flat,) = request.message.tensors
-            if not lane.applier.step(group, sheet.values[group.begin : group.end], flat, rate):
+            into = sheet.values[group.begin : group.end]
+            if not lane.applier.batches.step(group.flat, into, flat, rate):
                 return False
             group.move(sheet, with_values=False)
             return True

@@ -1,7 +1,7 @@
 """Pure: the memory of the shards of a store, with the state of their rules.
 
 A server allocates its own shards (`own_shards`), and those of one rule and type one after the other, so that
-a request for many small arrays reads and changes one range of memory. A large shard begins on a cache line.
+a request for many small arrays reads and changes one range of memory.
 
 In a run *in place* the servers of a process have views of the same whole tensors (`ShardStorage`), the
 workers of the process use that memory as their weights, and their compute threads run the rule on it. Then no
@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakValueDictionary
@@ -56,10 +57,6 @@ def aligned_zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
     return raw[offset : offset + nbytes].view(dtype)
 
 
-ALIGNED_BYTES = 4096
-"""Minimum size of a shard that begins on a cache line, in bytes; smaller ones follow without a gap."""
-
-
 def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]:
     """Allocate shards, zeroed, each with a new state of its rule; in the order of `specs`.
 
@@ -72,13 +69,8 @@ def own_shards(specs: Sequence[ShardSpec], rules: Sequence[Rule]) -> list[Shard]
     for spec in specs:
         families.setdefault((spec.rule, spec.dtype), []).append(spec)
     for (rule, dtype), members in families.items():
-        item = np.dtype(dtype).itemsize
-        starts, size = [], 0
-        for spec in members:
-            if spec.nbytes >= ALIGNED_BYTES:
-                size += -size % (ALIGNMENT // item)
-            starts.append(size)
-            size += spec.size
+        # Without gaps: an array of several shards is one range, which readers of this host can have.
+        *starts, size = accumulate([spec.size for spec in members], initial=0)
         zeros = partial(aligned_zeros, size, dtype)
         new = rules[rule].new_state((1,), dtype)
         state = {name: aligned_zeros(size, new[name].dtype) for name in rules[rule].state_names}

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import resource
+import select
 import socket
 import struct
 import subprocess
@@ -78,6 +79,10 @@ async def descriptors() -> int:
     for _ in range(5):
         await asyncio.sleep(0)
     return len(os.listdir("/proc/self/fd"))
+
+
+def readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
 
 
 def shared_bytes(link: SharedLink) -> int:
@@ -392,6 +397,28 @@ async def test_large_payloads_go_round_in_one_block_of_each_side() -> None:
         del answer
         assert shared_bytes(near) == MIB
         assert shared_bytes(far) <= 2 * MIB
+
+
+async def test_the_peer_can_read_a_large_payload_while_this_side_goes_on() -> None:
+    async with pair() as (near, far):
+        sizes: list[int] = []
+
+        def answer(request: Request) -> None:
+            sizes.append(sum(each.nbytes for each in request.message.tensors))
+            echo(request)
+
+        far.serve(answer)
+        calls = []
+        for number in range(4):
+            # In one iteration of the loop: the peer gets the large ones at once, behind the small ones.
+            calls.append(near.call_nowait(ask(np.full(8, number, np.uint8)), timeout_s=10))
+            calls.append(near.call_nowait(ask(np.full(MIB, number, np.uint8)), timeout_s=10))
+            assert not near._turn
+            assert near.unsent_bytes == 0
+            assert readable(far._descriptor)
+        for number, found in enumerate(await asyncio.gather(*calls)):
+            assert (found.tensors[0] == number // 2).all()
+        assert sizes == [8, MIB] * 4
 
 
 async def test_a_small_payload_stays_in_the_stream() -> None:

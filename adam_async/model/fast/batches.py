@@ -110,14 +110,14 @@ class CompiledBatches:
             numbers = [number for rate in rates for number in (rate, 1.0, 0.0)]
             self._run(self._table(targets), gradients, numbers)
 
-    def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> None:
+    def step(self, values: NDArray[Any], into: NDArray[Any], gradient: NDArray[Any], rate: float) -> bool:
         if len(values) <= SMALL:
-            self._small.step(values, into, gradient, rate)
-            return
+            return self._small.step(values, into, gradient, rate)
         sources = [self._readable(each, len(values)) for each in (values, gradient)]
         old, new, change = (each.__array_interface__["data"][0] for each in (sources[0], into, sources[1]))
         table, numbers = np.array([(len(values), old, new, 0, 0)], np.int64), np.array((rate, 1.0, 0.0))
-        apply_rule(self._kind, self._like, table, np.array([change], np.int64), self._constants, numbers)
+        changes, like = np.array([change], np.int64), self._like
+        return bool(apply_rule(self._kind, like, table, changes, self._constants, numbers))
 
     def forget(self) -> None:
         self._tables.clear()

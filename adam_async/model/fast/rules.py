@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from adam_async.model.fast.memory import exact, floats, size_of
+from adam_async.model.fast.memory import exact, floats, largest, size_of
 
 SGD, MOMENTUM, NESTEROV, ADAGRAD, ADAM = range(5)
 """Numbers of the rules in the kernel."""
@@ -26,17 +26,32 @@ TILE = 1 << 16
 """Number of values in a tile, which stays in the second-level cache while all gradients are applied to it."""
 
 
+CHECKED = 1 << 12
+"""Number of new values that are written beside the old ones, and then checked in the first-level cache."""
+
+
 @exact
-def _sgd(like, n, values, into, gradient, rates, decay):
+def _sgd_apart(like, n, values, into, gradient, rates):
+    """Write the values after plain SGD into other memory; return whether they are finite."""
+    size = size_of(like)
+    for start in range(0, n, CHECKED):
+        count, behind = min(CHECKED, n - start), start * size
+        p, new = floats(values + behind, count, like), floats(into + behind, count, like)
+        g = floats(gradient + behind, count, like)
+        rate = p.dtype.type(rates[0])
+        for i in range(count):
+            new[i] = p[i] - g[i] * rate
+        if not largest(into + behind, count, like) < np.inf:  # not `>=`: NaN fails each comparison
+            return False
+    return True
+
+
+@exact
+def _sgd(like, n, values, gradient, rates, decay):
     p, g = floats(values, n, like), floats(gradient, n, like)
     number = p.dtype.type
     # Rounded to the type of the arrays first, as NumPy does with a Python number.
     rate, shrink = number(rates[0]), number(decay)
-    if into != 0:
-        new = floats(into, n, like)
-        for i in range(n):
-            new[i] = p[i] - g[i] * rate
-        return
     # Without decay nothing is added, as in `Rule.apply`, because `p * 0` of an infinite value is NaN.
     if decay != 0:
         for i in range(n):
@@ -188,6 +203,8 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
             beta2, 1 - beta2 and epsilon.
         rates: float64 (PER_PUSH * pushes): for each push the rate, Adam's root, and the share of each value
             that is subtracted first, or 0.
+
+    Returns whether the checked values are finite.
     """
     size, pushes = size_of(like), len(gradients)
     for shard in range(shards.shape[0]):
@@ -210,8 +227,11 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
                         _momentum_four(like, n, p, s, g, h, k, m, mine, constants)
                     push += 4
                     continue
-                if kind == SGD:
-                    _sgd(like, n, p, s if first != 0 else 0, g, mine, constants[0])
+                if kind == SGD and first != 0:
+                    if not _sgd_apart(like, n, p, s, g, mine):
+                        return False
+                elif kind == SGD:
+                    _sgd(like, n, p, g, mine, constants[0])
                 elif kind == MOMENTUM:
                     _momentum(like, n, p, s, g, mine, constants)
                 elif kind == NESTEROV:
@@ -221,6 +241,7 @@ def apply_rule(kind, like, shards, gradients, constants, rates):
                 else:
                     _adam(like, n, p, s, t, g, mine, constants)
                 push += 1
+    return True
 
 
 def rule_signature(dtype: "np.dtype[Any]") -> tuple[Any, ...]:

@@ -73,6 +73,34 @@ def test_blocks_change_no_bit(monkeypatch, rule, block):
     assert whole.values.tobytes() == cut.values.tobytes()
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 1000, 4096, 4097, 70_001])
+def test_values_beside_the_old_ones_have_the_bits_of_a_batch(kernels, dtype, size):
+    target, gradient = Target(Sgd(), size, dtype, 1), Dice(2).normal("gradient", count=size, dtype=dtype)
+    before, into = target.values.copy(), np.empty(size, dtype)
+    batches = make_batches(Sgd(), np.dtype(dtype), kernels)
+    assert batches.step(target.values, into, gradient, 0.1)
+    assert target.values.tobytes() == before.tobytes()
+    batches.apply([target], [gradient], [0.1])
+    assert into.tobytes() == target.values.tobytes()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, "overflow"])
+def test_a_new_value_that_is_not_finite_is_found_at_each_place(kernels, dtype, bad):
+    size, largest = 70_001, np.finfo(dtype).max
+    batches, values = make_batches(Sgd(), np.dtype(dtype), kernels), np.full(size, largest)
+    into = np.empty(size, dtype)
+    for place in (0, 4095, 4096, 32_768, 65_535, 65_536, size - 1):
+        gradient = np.zeros(size, dtype)
+        gradient[place] = -largest if bad == "overflow" else bad
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert not batches.step(values, into, gradient, 1.0), place
+    assert batches.step(values, into, np.zeros(size, dtype), 1.0)
+
+
 @pytest.mark.skipif("numba" not in KERNELS, reason="needs the extra fast")
 def test_compiled_batches_read_no_memory_outside_their_arrays(monkeypatch):
     monkeypatch.setattr("adam_async.model.fast.batches.SMALL", 0)

@@ -280,7 +280,7 @@ class Family:
             leave_lent(group)
             group.renew()
         elif sheet is not None and group.flat is not None:
-            assert self.applier.step(group, sheet.values[group.begin : group.end], gradient, 1.0)
+            assert self.applier.batches.step(group.flat, sheet.values[group.begin : group.end], gradient, 1.0)
             group.move(sheet, with_values=False)
             gradient = None
         elif sheet is not None:

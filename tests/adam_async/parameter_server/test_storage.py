@@ -3,6 +3,7 @@
 import gc
 import weakref
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from adam_async.model.context import BEGUN
 from adam_async.model.named import digits
 from adam_async.model.network import Network
 from adam_async.model.rules import Adagrad, Adam, Sgd
+from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.parameter_server.storage import (
     ALIGNMENT,
     PAGE,
@@ -19,10 +21,12 @@ from adam_async.parameter_server.storage import (
     StepNotes,
     StoragePool,
     aligned_zeros,
+    own_shards,
     storage_bytes,
 )
 from adam_async.run.partition import arrays_of
 from adam_async.run.shard_table import shard_table
+from adam_async.run.store_record import ArrayRecord
 from transport import Region
 
 PARAMETERS = arrays_of(Network(digits()), None)
@@ -48,6 +52,18 @@ def test_shards_are_views_that_cover_every_tensor_once():
         np.testing.assert_array_equal(weights.reshape(-1), expected)
         assert weights.flags.c_contiguous
     assert len(TABLE.by_tensor["fc1.weight"]) > 1
+
+
+def test_shards_of_odd_sizes_are_one_range_of_a_server_s_memory():
+    table = shard_table(
+        [ArrayRecord(name="w", shape=(40, 1061)), ArrayRecord(name="b", shape=(3,))], shard_bytes=16 << 10
+    )
+    shards = own_shards(table.shards, [Sgd()])
+    assert len(shards) > 2
+    assert [shard.offset for shard in shards] == [0, *accumulate([len(each.values) for each in shards[:-1]])]
+    group = ShardGroup(shards)
+    assert group.flat is not None
+    assert group.may_lend
 
 
 def test_the_state_of_a_shard_is_its_range_of_the_tensors_state():

@@ -453,6 +453,15 @@ async def test_a_reader_that_keeps_values_gets_copies_until_it_lets_go() -> None
         assert memory.private.shards == 0
 
 
+async def with_a_lane(where: StoreServers, store: ParameterStore) -> tuple[PushBuffers, np.ndarray]:
+    """Publish the values, make the lane of pushes without answers, and return the gradients and values."""
+    gradients = await store.buffers()
+    gradients["w"][:] = 1
+    await published(where, store, gradients)
+    await store.push(gradients)
+    return gradients, (await store.pull())["w"]
+
+
 async def test_values_outlive_their_store_and_later_pushes() -> None:
     async with store_servers(1) as where, opened(where, 5 * MIB) as other:
         async with ParameterStore.open(where.address, name="s", link="shared") as store:
@@ -470,11 +479,7 @@ async def test_values_outlive_their_store_and_later_pushes() -> None:
 
 async def test_a_push_of_a_value_that_is_not_finite_leaves_published_values() -> None:
     async with store_servers(1) as where, opened(where) as store:
-        gradients = await store.buffers()
-        gradients["w"][:] = 1
-        await published(where, store, gradients)
-        await store.push(gradients)  # the first one without values makes its lane
-        before = (await store.pull())["w"]
+        gradients, before = await with_a_lane(where, store)
         with pytest.MonkeyPatch.context() as patch:  # a client that does not check
             patch.setattr("adam_async.store.values.isfinite", lambda _: True)
             gradients["w"][-1] = np.inf
@@ -487,18 +492,16 @@ async def test_a_gradient_that_changes_while_new_values_are_written_is_refused_w
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with store_servers(1) as where, opened(where) as store:
-        gradients = await store.buffers()
-        gradients["w"][:] = 1
-        await published(where, store, gradients)
-        await store.push(gradients)  # the first one without values makes its lane
-        before = (await store.pull())["w"]
-        step, bad = Applier.step, np.inf
+        gradients, before = await with_a_lane(where, store)
+        (served,) = where.servers[0].served.values()
+        (kind,) = {type(applier.batches) for applier in served._appliers.values()}
+        step, bad = kind.step, np.inf
 
         def changed(*arguments: object) -> bool:
             gradients["w"][40_000:] = bad  # in the second block
             return step(*arguments)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Applier, "step", changed)
+        monkeypatch.setattr(kind, "step", changed)
         outcome = await store.push(gradients)
         assert [each.name for each in outcome.refused] == ["w"]
         np.testing.assert_array_equal((await store.pull())["w"], before)
