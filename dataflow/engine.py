@@ -92,11 +92,11 @@ SETTINGS = EngineSettings()
 class Engine:
     """Runs one graph for many tags at once. An asynchronous context manager.
 
-    Leaving the block abandons all live tags and waits until no thread runs their calls. It then raises the
-    error that stopped the engine, such as a `NodeFailed` or a callback's error. Call `drain` first to finish
-    all admitted tags. Cancelling does not shorten the wait for threads: the caller may reuse the contexts
-    afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises WaitTimedOut, or
-    adds it as a note to the error that it raises anyway.
+    Leaving the block abandons all live tags and waits until no thread runs their calls. The block then raises
+    the error that stopped the engine, such as a `NodeFailed` or a callback's error. Call `drain` first to
+    finish all admitted tags. Cancelling does not shorten the wait for threads: the caller may reuse the
+    contexts afterwards. If a job takes longer than `EngineSettings.close_timeout_s`, the exit raises
+    WaitTimedOut, or adds it as a note to the error that it raises anyway.
 
     Args:
         pool: Pool of the heavy nodes. The pool must stay open as long as the engine.

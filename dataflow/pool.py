@@ -264,8 +264,8 @@ class ComputePool:
             the jobs get None.
         affinity: CPUs that each thread may run on; None leaves the choice to the system.
         intake: Maximum number of accepted jobs that have not finished.
-        close_timeout_s: Maximum wait in seconds for accepted jobs at the end of the block. After it the exit
-            raises WaitTimedOut, or adds it as a note to the block's error.
+        close_timeout_s: Maximum wait in seconds for accepted jobs at the end of the block. After this time
+            the exit raises WaitTimedOut, or adds it as a note to the block's error.
         pace: Share of a core's time that each thread may use, for an intentionally slow pool: a job of c
             seconds of CPU time takes c / pace. A closing pool no longer rests.
 

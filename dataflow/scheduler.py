@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 Every event is one method call: `admit`, `deliver`, `fired`, `failed`, `abandon`. An event's effects go to the
-queue `effects`, from which the engine takes and carries them out in order. They are calls to execute (the
+queue `effects`, from which the engine takes and carries them out in order. Effects are calls to execute (the
 engine reports each exactly once through `fired` or `failed`), outputs, and notices about tags. Events are
 methods, not records: several happen per firing, and a record would cost as much as handling it.
 

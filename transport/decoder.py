@@ -6,10 +6,10 @@ to their destination: memory registered for this reply, or one pooled buffer for
 message's chunks the decoder requests only the next head, 32 bytes or 36 with a checksum, so no byte of a
 chunk is moved.
 
-Memory: the decoder checks a claimed size against the limit before it reserves memory. It allocates up to
-1 MiB and maps more, and a mapped page exists only once bytes are written to it. So a peer can make this side
-hold only the bytes that it sent, plus 1 MiB. A link assembles one large message at a time, so its address
-space is bounded as well.
+Memory: the decoder checks a claimed size against the limit before it reserves memory. The decoder allocates
+up to 1 MiB and maps more, and a mapped page exists only once bytes are written to it. So a peer can make this
+side hold only the bytes that it sent, plus 1 MiB. A link assembles one large message at a time, so its
+address space is bounded as well.
 
 The decoder raises only `ProtocolError`, after which it must be discarded.
 """

@@ -2,16 +2,17 @@
 
 A connection is *unauthenticated* from accept to the end of its handshake. A connection is *silent* until its
 first record is complete, and *proving* afterwards. Above the limit the listener closes connections from the
-source that has the most. It closes the oldest silent ones first and, once more than half of that source's
-connections are proving, the oldest of these. So neither silent connections nor valid first records can fill
-the listener, and a flood from one source displaces no connection of another. A source is an IPv4 address, or
-the /64 network of an IPv6 address, because one host can use that whole network.
+source that has the most. The listener closes the oldest silent ones first and, once more than half of that
+source's connections are proving, the oldest of these. So neither silent connections nor valid first records
+can fill the listener, and a flood from one source displaces no connection of another. A source is an IPv4
+address, or the /64 network of an IPv6 address, because one host can use that whole network.
 
 A log warning names the address and the reason of a refused handshake, at most once per reason and
 `NEWS_EVERY_S`.
 
-The listener closes connections above the limit only in a later iteration of the loop. It first reads once
-from all connections accepted together, so a client that sent its first record at once counts as proving.
+The listener closes connections above the limit only in a later iteration of the loop. The listener first
+reads once from all connections accepted together, so a client that sent its first record at once counts as
+proving.
 """
 
 import asyncio

@@ -3,8 +3,8 @@
 A holder of the root token can derive the key of every pair. `RoleKeys` hold the keys of only one role's
 pairs: a party with them can prove this role to other roles, and no other role.
 
-The derivation is HKDF-SHA-256 (RFC 5869). Its info is a fixed label and both names in alphabetical order, so
-both sides of a link derive the same key, whichever side dials.
+The derivation is HKDF-SHA-256 (RFC 5869). The derivation's info is a fixed label and both names in
+alphabetical order, so both sides of a link derive the same key, whichever side dials.
 
 The keys are symmetric. A party with role A's keys can claim to be any other party of role A; to these, it can
 claim any role that exchanges messages with A.

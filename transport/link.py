@@ -2,7 +2,7 @@
 
 Ownership: the caller does not write to a sent message's arrays until the link calls ``release`` (without
 ``release``: until the reply, or forever). If the sending method returned, the link calls ``release`` exactly
-once, even if the link ends. It may call before the method returns, and on any thread.
+once, even if the link ends. The link may call ``release`` before the method returns, and on any thread.
 
 Order: messages keep their order, with one exception. Over TCP a message of more than ``chunk_bytes`` is sent
 in pieces, and other messages pass it unless they were sent with ``ordered=True``. Replies may come in any

@@ -1,6 +1,6 @@
 """Networks, which make links: `TcpNetwork` between machines, `LocalNetwork` within one loop.
 
-Both have the same interface, so callers work with either.
+Both networks have the same interface, so callers work with either.
 
 A listener exists during an ``async with`` block. Each link gets a task in the block's task group, which runs
 ``on_link`` and then closes the link. A server that only answers requests ends its ``on_link`` with ``await

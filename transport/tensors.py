@@ -5,8 +5,8 @@ In its message's meta, a tensor is described by a byte for its dtype, a byte for
 Segments start at multiples of 64 from the payload's start. So every tensor of a message received into an
 aligned buffer is aligned too. No function here copies tensor bytes.
 
-bfloat16 is available if ml_dtypes can be imported. Its arrays refuse to be memoryviews, so `raw_bytes` views
-them as uint16.
+bfloat16 is available if ml_dtypes can be imported. Arrays of bfloat16 refuse to be memoryviews, so
+`raw_bytes` views them as uint16.
 
 Layouts are cached, because a training run sends the same few shapes repeatedly.
 

@@ -263,7 +263,7 @@ def check_kept_arrays(
     """Check that a run's model has the arrays of the run that it continues.
 
     Raises:
-        CheckpointError: They differ; the error names the first difference.
+        CheckpointError: The arrays differ; the error names the first difference.
     """
     kept, wanted = ({each.name: each for each in several} for several in (there, arrays))
     for name in sorted(kept.keys() ^ wanted.keys()):

@@ -1,11 +1,11 @@
 """Checkpoints on the disk: written under a temporary name and renamed, checked when they are read.
 
-The writer writes a checkpoint into a hidden folder, syncs every file, and gives the folder its name. It then
-renames a new file over ``latest``, which names the newest checkpoint. So `latest` always names a whole
-checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that `latest`
-does not name yet. The folder keeps a fixed number of the newest checkpoints. The writer removes an older
-checkpoint only after `latest` names the new one, so the named checkpoint is there after any crash. If the
-newest checkpoint is damaged, a reader takes the one before it. A run that continues an older checkpoint
+The writer writes a checkpoint into a hidden folder, syncs every file, and gives the folder its name. The
+writer then renames a new file over ``latest``, which names the newest checkpoint. So `latest` always names a
+whole checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that
+`latest` does not name yet. The folder keeps a fixed number of the newest checkpoints. The writer removes an
+older checkpoint only after `latest` names the new one, so the named checkpoint is there after any crash. If
+the newest checkpoint is damaged, a reader takes the one before it. A run that continues an older checkpoint
 removes the newer ones only after its own first checkpoint is durable.
 
 **One run writes to a folder at a time.** The system releases the lock when the process of a run ends in any

@@ -70,8 +70,8 @@ async def checkpoint_head(folder: Path, disk: Disk) -> CheckpointHead:
     """Read the head of a checkpoint.
 
     Raises:
-        DamagedFile: It is missing or damaged, or belongs to a checkpoint with another name or format.
-        ShortMemory: It is larger than the available memory.
+        DamagedFile: The head is missing or damaged, or belongs to a checkpoint with another name or format.
+        ShortMemory: The head is larger than the available memory.
     """
     try:
         files = await read_head(disk, folder, contents=CONTENTS)

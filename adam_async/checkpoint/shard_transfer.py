@@ -308,7 +308,7 @@ class ShardCopies:
         task = asyncio.current_task()
         assert task is not None
         # Before Python 3.13 a group whose task fails during its exit leaves a request to cancel the caller.
-        # Such requests are older than this call, and do not end it.
+        # Requests of earlier groups are older than this call, and do not end it.
         requested = task.cancelling()
         try:
             async with asyncio.TaskGroup() as group:

@@ -6,7 +6,7 @@
 
 Letters: N images, K classes, C channels, H rows, W columns.
 
-Its file has the tensors by name, with the spec and the class names in the metadata. The file has the
+A model's file has the tensors by name, with the spec and the class names in the metadata. The file has the
 safetensors format, which other libraries can read. The file does not depend on time or machine: equal
 weights, specs and class names give equal bytes.
 """

@@ -185,8 +185,8 @@ class Checkpointer:
         ended = cluster.epoch
         assert ended is not None
         resume = ResumeRecord(epoch=ended.number + 1, clock=0, results=results)
-        # If the shards have dropped an epoch's set, all its losses are unknown. They are also unknown after a
-        # dealer's loss, if the part of a cut replica that computes the loss pushes no shard.
+        # If the shards have dropped an epoch's set, all its losses are unknown. Losses are also unknown after
+        # a dealer's loss, if the part of a cut replica that computes the loss pushes no shard.
         if isfinite(epochs[-1].train_loss) or not ended.result.loss_images:
             self._complete(reading, (ended.number, ended.groups), resume, epochs)
         else:

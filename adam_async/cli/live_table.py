@@ -145,7 +145,7 @@ class LiveTable:
     def aside(self) -> Iterator[None]:
         """Remove the table from the terminal within the block, so that other code can write there.
 
-        Its text stays above the table if it ends with a newline.
+        Text that the code writes stays above the table if it ends with a newline.
         """
         live, self._live = self._live, None
         if live is None:

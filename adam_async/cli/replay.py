@@ -78,7 +78,7 @@ def check_options(options: TrainOptions) -> None:
     """Check that the options contain none that the record decides.
 
     Raises:
-        ConfigError: Such options are given; the error lists them.
+        ConfigError: Options of the record are given; the error lists them.
     """
     plain = TrainOptions()
     given = [f.name for f in fields(options) if getattr(options, f.name) != getattr(plain, f.name)]

@@ -7,7 +7,7 @@ seen, and answers the others again. So a push is applied once, however often it 
 primary moves. A pull behind a push on the link still contains the push.
 
 An answer may leave part of a push open: shards with a gap (an earlier push has not arrived), or whose primary
-has moved. Such an exchange stays open until the remedy is applied.
+has moved. An exchange with an open part stays open until the remedy is applied.
 """
 
 from abc import abstractmethod
@@ -104,7 +104,8 @@ class PullReceiver(Receiver, Protocol):
     def behind(self, number: int, answer: Values) -> bool:
         """Take an answer without values, which has the slowest clock and the replicas that are behind.
 
-        Such an answer comes within about half of `answer_s`. Returns whether the caller still wants values.
+        An answer without values comes within about half of `answer_s`. Returns whether the caller still wants
+        values.
         """
         ...
 

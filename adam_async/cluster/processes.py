@@ -2,10 +2,11 @@
 
 The children have the command lines of roles started by hand, and find each other through the controller. The
 cluster supervises them. The cluster reports a child's death at once, with its cause, to the caller and the
-controller, so that no role waits for the dead child. It restarts a worker, which loses only its groups in
-flight; a data server if another one serves; a parameter server if each shard has another copy; and one of
-several controllers, which continues from its folder, even an empty one. The death of a role with the run's
-only copy of some state ends the run. The children end with this process, however it ends (see `parent_pipe`).
+controller, so that no role waits for the dead child. The cluster restarts a worker, which loses only its
+groups in flight; a data server if another one serves; a parameter server if each shard has another copy; and
+one of several controllers, which continues from its folder, even an empty one. The death of a role with the
+run's only copy of some state ends the run. The children end with this process, however it ends (see
+`parent_pipe`).
 """
 
 import asyncio

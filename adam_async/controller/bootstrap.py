@@ -3,12 +3,13 @@
 Theory of operation
 -------------------
 Each controller gets the names of all. Each controller draws an identity (its name, and a number of its disk)
-and makes it durable before it sends it. The first controller by name decides. It asks all others for their
-identities. Once each has answered that it belongs to no group, it begins the group with all these identities.
-Only this controller decides the first members, and its decision is durable, so all controllers get the same
-group. The other controllers begin without a state. The leader sends the state to first voters and to
-controllers that it adds later. A first voter may count as a voter before it has the state: only a node with
-the member list asks for votes, and at first only the deciding controller has this list.
+and makes it durable before it sends it. The first controller by name decides. The deciding controller asks
+all others for their identities. Once each has answered that it belongs to no group, it begins the group with
+all these identities. Only this controller decides the first members, and its decision is durable, so all
+controllers get the same group. The other controllers begin without a state. The leader sends the state to
+first voters and to controllers that it adds later. A first voter may count as a voter before it has the
+state: only a node with the member list asks for votes, and at first only the deciding controller has this
+list.
 
 A deciding controller that lost its disk asks the others again. If the group has committed its first entry, a
 majority has the state, and another controller answers that it belongs to the group. The deciding controller

@@ -299,8 +299,8 @@ def unready_copy(cluster: ClusterMap, member: Member) -> str:
 def other_numerics(cluster: ClusterMap, bundle: BundleRecord) -> dict[str, str]:
     """Return the members whose numerics differ from the primary's, with the differences as text.
 
-    Such a member follows the same log, so it applies the same pushes in the same order, with equal versions.
-    The member's values may differ by rounding.
+    Each of these members follows the same log, so it applies the same pushes in the same order, with equal
+    versions. The member's values may differ by rounding.
     """
     if bundle.primary is None:
         return {}

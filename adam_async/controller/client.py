@@ -2,8 +2,8 @@
 
 A `Membership` watches the map, whichever controller leads, and keeps its node's record in the map under one
 incarnation. The map advances version by version; a slow reader misses intermediate maps, but never the last.
-A new group of controllers counts versions anew. Its members discard the old group's map, and join again
-unless the new map has them (`learned_map`). A leader change within the group needs no action.
+A new group of controllers counts versions anew. The new group's members discard the old group's map, and join
+again unless the new map has them (`learned_map`). A leader change within the group needs no action.
 """
 
 import asyncio

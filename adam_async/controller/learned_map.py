@@ -5,9 +5,9 @@ ends. But the servers still hold the stores' values, and the newest map that eac
 controller founds its group only after a wait, in which an earlier controller's servers report this map and
 the positions of their logs.
 
-*The map.* All reported maps belong to one history, so the newest one decides about all stores. Its stores,
-bundles, servers and clients become the first map; programs and their roles do not. Clients keep their places
-in the clocks and their push sessions.
+*The map.* All reported maps belong to one history, so the newest one decides about all stores. The newest
+map's stores, bundles, servers and clients become the first map; programs and their roles do not. Clients keep
+their places in the clocks and their push sessions.
 
 *Numbers.* The first version is `AHEAD` above the newest reported one, and all bundles get one generation,
 half as far above it. A bundle or store gets a new number only with a new version. So the numbers are also
@@ -19,7 +19,7 @@ before the new primary's log begins must join again. A member that does not repo
 
 *The wait.* The wait lasts `LISTEN_S`, in which each server with a link to the earlier controller reports. The
 wait is longer if the newest map names a server with copies that has not reported, or if only other roles of
-an earlier controller have come. It then lasts as long as nodes have to find a group's new leader.
+an earlier controller have come. The wait then lasts as long as nodes have to find a group's new leader.
 
 A group of several controllers never founds itself this way: its majority has the map.
 """

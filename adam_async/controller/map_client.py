@@ -8,9 +8,10 @@ alive.
 *Changes.* Requests for changes run one at a time, each from the version at which the last answer ended. So
 each version arrives once, whichever controller answers.
 
-*Compare-and-set.* The controllers apply a request once, however often the client sends it. Its number in the
-session stays the same over all links and leaders, until a leader answers with its outcome. If the session has
-ended by then, the map may still show that the request had no effect; otherwise the outcome is unknown.
+*Compare-and-set.* The controllers apply a request once, however often the client sends it. A request's number
+in the session stays the same over all links and leaders, until a leader answers with its outcome. If the
+session has ended by then, the map may still show that the request had no effect; otherwise the outcome is
+unknown.
 """
 
 import asyncio

@@ -16,10 +16,10 @@ others may make.
 *As its driver*: the record names the link's driver, with its incarnation. The rules of programs decide
 whether this driver may replace another one. A driver reports the death of other roles, not of a driver.
 
-*Some*: a client creates stores of no program, in its own name and incarnation, with its own pieces. Their
-names and ids must not be ones that a driver may give to a program. A client deletes its own stores, and
-stores whose creator is no longer live, unless their program is in progress. A client adds and deletes vectors
-of the store that it is in.
+*Some*: a client creates stores of no program, in its own name and incarnation, with its own pieces. Names and
+ids of a client's stores must not be ones that a driver may give to a program. A client deletes its own
+stores, and stores whose creator is no longer live, unless their program is in progress. A client adds and
+deletes vectors of the store that it is in.
 
 The leader asks the table before it proposes a command. If the refusal depends on the present record, the
 command names that record's version. A command for an older version changes nothing; after a command for a

@@ -8,7 +8,7 @@ cancels the tasks, closes the listener and waits for the remaining links. An err
 and so does an error in a callback of the role (`callbacks.py`).
 
 This module decodes requests. The base answers requests that every role answers, and passes the others to the
-role. It refuses a request for another role, and a request that it cannot decode; the link stays open.
+role. The base refuses a request for another role, and a request that it cannot decode; the link stays open.
 """
 
 import asyncio

@@ -108,8 +108,9 @@ class Controller(Role):
     """One controller, for the duration of its `async with`.
 
     Args:
-        settings: Its place; `Waits.grace_s` is the time for a node to return after its link broke.
-        setup: Its part in the group's consensus.
+        settings: The controller's place; `Waits.grace_s` is the time for a node to return after its link
+            broke.
+        setup: The controller's part in the group's consensus.
         peers: Node ids and addresses of all controllers in the group, including this one. If it is empty, and
             `alone` is false, `group.set_addresses` sets them later.
         alone: Whether the controller is a group of one if `peers` is empty.
@@ -120,8 +121,8 @@ class Controller(Role):
             these are unknown if it returns 0.
 
     Attributes:
-        group: Its node of the consensus group.
-        replicated_state: Its copy of the replicated state.
+        group: The controller's node of the consensus group.
+        replicated_state: The controller's copy of the replicated state.
 
     Cancelling the block closes every link; members notice and dial again until their patience ends.
     """

@@ -88,7 +88,7 @@ PROOF = "x-session-proof"
 Operate = Callable[[DriverRequest], Awaitable[Sequence[str]]]
 """Function that passes a request to the driver of the run, and returns the lines of its answer.
 
-It raises an `AdamError` if the driver refuses.
+The function raises an `AdamError` if the driver refuses.
 """
 
 

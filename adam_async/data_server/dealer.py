@@ -3,9 +3,9 @@
 The dealer applies live replicas, the map's epochs, and workers' questions to one state, which exists only in
 memory. Two events need the *sets*, the groups that the shards have (`SetReader`). After the loss of a replica
 they settle its leases. The other event is the begin of an epoch whose groups the shards may have already.
-Such an epoch began under an earlier dealer, or belongs to a resumed run, where shards from disks may be ahead
-of others. Groups that all shards have are finished; each group that only some shards have becomes a separate
-step.
+An epoch that shards have in part began under an earlier dealer, or belongs to a resumed run, where shards
+from disks may be ahead of others. Groups that all shards have are finished; each group that only some shards
+have becomes a separate step.
 
 The workers keep their leases from an earlier dealer and continue. So the dealer reads the sets only after the
 workers of all live replicas have sent their leases. If a replica is lost during the reading, the dealer reads

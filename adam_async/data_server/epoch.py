@@ -6,9 +6,9 @@ Each replica has a queue. During a warm start only one replica has groups; the o
 are finished. A run that stops *drains* its epoch: the dealer leases no more groups, except ragged ones and
 those that bring all clocks to the same value.
 
-A lost replica leaves unfinished groups. Its leases are *unsettled* until the dealer knows which of their
-groups the shards have. Groups that every shard has are finished; the others wait again. A group that only
-some shards have is *ragged*. A ragged group is trained again as a separate step, and never skipped; the
+A lost replica leaves unfinished groups. A lost replica's leases are *unsettled* until the dealer knows which
+of their groups the shards have. Groups that every shard has are finished; the others wait again. A group that
+only some shards have is *ragged*. A ragged group is trained again as a separate step, and never skipped; the
 shards that have it refuse the step. While a lease is unsettled, the epoch neither closes nor ends.
 
 If shares are ranges, the groups of a lost replica move to the *successor*, the next live replica. If shares

@@ -2,8 +2,8 @@
 
 The images of a group are the same on all data servers. A reader stays with one server, which makes groups
 ahead for it. If this server is lost, or owes an answer for several times the usual time, the reader asks the
-next server for the same groups. It then stays with the server that answers first. So any number of servers
-may be lost if one is ready or joins in time.
+next server for the same groups. The reader then stays with the server that answers first. So any number of
+servers may be lost if one is ready or joins in time.
 
 The reader refuses answers beyond the limits of groups in its run (`GroupLimits`).
 """

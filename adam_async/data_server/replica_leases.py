@@ -9,14 +9,14 @@ Between two groups of the log there may be a *mark*: here the replica got the sy
 more groups. Every worker that passes the mark must get the sync clock, because the step before the mark may
 have fewer groups. The clock of the last mark may rise until a group follows.
 
-The workers keep the groups of the log that are not *settled*: received by all workers, and finished. From
-these the next dealer makes the log again (`restore`).
+The workers keep the groups of the log that are not *settled*: received by all workers, and finished. From the
+kept groups the next dealer makes the log again (`restore`).
 
 *Limits.* An epoch that ends early waits for its leases (`epoch.py`). Shares are leased ahead of need, as many
 groups to a slow replica as to a fast one, and the slow replica takes longer for them. So a replica below half
-the fastest rate gets only as many groups as it can finish in a limited time. In this time the fastest replica
-would finish the most groups that the slow one held at once. The limit is at least one and a half steps,
-rounded down, because a report needs a whole step.
+the fastest rate gets only as many groups as it can finish in a limited time. In the limited time the fastest
+replica would finish the most groups that the slow one held at once. The limit is at least one and a half
+steps, rounded down, because a report needs a whole step.
 
 *Clocks.* With `ssp` and `bsp` no replica may wait for a replica without work. So there is a *sync clock*:
 when an epoch ends or a run stops, every replica advances to the same clock, the *end*. A data server counts

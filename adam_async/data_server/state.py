@@ -6,9 +6,10 @@ the *sets* of groups that the shards have, which it reads afterwards. So each le
 known: a worker holds it, or all sets have the group, or the replica is lost and the sets are final for it.
 
 A *lease* is one group handed to a replica; it ends when all parts of the replica have reported the group
-finished. A replica may be lost, or begin another *generation* because a worker is replaced. Its leases then
-wait unsettled until the dealer has read the sets (`SetsRead`). Groups that every shard has are finished. The
-other groups return under the next attempt number; `epoch` decides which replica gets them.
+finished. A replica may be lost, or begin another *generation* because a worker is replaced. The old
+generation's leases then wait unsettled until the dealer has read the sets (`SetsRead`). Groups that every
+shard has are finished. The other groups return under the next attempt number; `epoch` decides which replica
+gets them.
 
 The groups of a replica generation are in its log (`replica_leases`). Each worker reads the log from its own
 position. So all workers get the same groups, and a repeated question gets the same answer. When the first

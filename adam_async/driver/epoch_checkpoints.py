@@ -108,7 +108,7 @@ class EpochCheckpoints:
     async def _wait_after_miss(self) -> None:
         """Wait until as many further groups are finished as lie between two checkpoints.
 
-        A server may refuse each reading at once. Without this wait, the misses that follow would soon end the
+        A server may refuse each reading at once. Without a pause, the misses that follow would soon end the
         run.
         """
         groups = (await self._known()).finished + self._config.checkpoint_every

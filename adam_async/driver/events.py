@@ -1,7 +1,7 @@
 """Incidents of a run: losses, returns, successors, moved primaries, missing copies; notes of its driver.
 
-An incident has a beginning and an end in the stream of events. Its sentences, and all notes, are the `events`
-of the report. The controllers get the notes of what costs the run something.
+An incident has a beginning and an end in the stream of events. An incident's sentences, and all notes, are
+the `events` of the report. The controllers get the notes of what costs the run something.
 """
 
 import asyncio

@@ -67,7 +67,7 @@ def store_of(record: ProgramRecord, program: TrainingProgram, arrays: Sequence[A
 
     Args:
         record: The run.
-        program: Its options, all decided, and its starting point.
+        program: The run's options, all decided, and its starting point.
         arrays: The arrays of its model.
     """
     config, resumed = program.config, program.resumed

@@ -1,8 +1,8 @@
 """A run that goes on from the disks of its servers, after all of them were lost.
 
-The driver waits for the servers, and surveys their disks. It takes the newest run whose shards are whole on
-these disks. The record of this run has the program and the results. The driver reads all shards for their
-sets of groups, a few in memory at a time. The new run loads them from the disks into its servers as any
+The driver waits for the servers, and surveys their disks. The driver takes the newest run whose shards are
+whole on these disks. The record of this run has the program and the results. The driver reads all shards for
+their sets of groups, a few in memory at a time. The new run loads them from the disks into its servers as any
 resumed run does.
 """
 

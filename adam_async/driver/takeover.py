@@ -1,9 +1,9 @@
 """Submits a program to the controllers, changes it, and takes over another driver's run.
 
 A driver takes over a run if it waits for a driver in the cluster map, or if all its servers were lost and its
-record is on their disks. The record has the program, with the run's model, options and starting point. It
-also has its epochs' results and evaluations: all of them on disks, and the newest in the map. The weights of
-the evaluated epochs are lost with the earlier driver.
+record is on their disks. The record has the program, with the run's model, options and starting point. The
+record also has the epochs' results and evaluations: all of them on disks, and the newest in the map. The
+weights of the evaluated epochs are lost with the earlier driver.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -198,9 +198,9 @@ class SavedRun:
     Attributes:
         record: The run's record.
         program: Its program.
-        manifest: Options, model and data of the run. Its starting point counts once the shards are read.
-        store: Its shards on disks; None: the run waits in the cluster map, and its
-            servers have them.
+        manifest: Options, model and data of the run. The run's starting point counts once the shards are
+            read.
+        store: The run's shards on disks; None: the run waits in the cluster map, and its servers have them.
     """
 
     record: RunRecord

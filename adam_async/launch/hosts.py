@@ -213,8 +213,8 @@ class Placement:
     def _load(self, role: str) -> Callable[[Host], tuple[int, int]]:
         """Return a function that counts the roles of a host: first those of this kind, then all.
 
-        Controllers and data servers need few resources, and many runs have one of each. For these kinds
-        the number of all roles counts as 0, so the first role is on the first host.
+        Controllers and data servers need few resources, and many runs have one of each. For controllers and
+        data servers the number of all roles counts as 0, so the first role is on the first host.
         """
         placed = list(self._of.values())
 

@@ -1,8 +1,8 @@
 """The interface of launchers to the command line: `adam-async launch NAME`.
 
-A launcher has a description and a function. The description is a struct derived from `LauncherSettings`. Its
-fields are the command's options, with types, bounds and texts like those of `run.config.Config`. The function
-`train` of the launcher's file trains with the description:
+A launcher has a description and a function. The description is a struct derived from `LauncherSettings`. The
+struct's fields are the command's options, with types, bounds and texts like those of `run.config.Config`. The
+function `train` of the launcher's file trains with the description:
 
     class PodmanSettings(LauncherSettings, frozen=True, kw_only=True):
         \"\"\"Train with the roles as containers of Podman.

@@ -1,8 +1,8 @@
 """A job of Slurm: its script, its memory, and `sbatch`.
 
-The script runs one rank on each node, `adam-async launch slurm --here`. It draws a token, which `srun` passes
-on in the ranks' variables. After the end at the time limit, the script returns the job to the queue if the
-run has a new checkpoint, from which the next start continues.
+The script runs one rank on each node, `adam-async launch slurm --here`. The script draws a token, which
+`srun` passes on in the ranks' variables. After the end at the time limit, the script returns the job to the
+queue if the run has a new checkpoint, from which the next start continues.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 """Roles on other hosts over SSH, as a launcher: `async with SshLauncher(hosts) as launcher`.
 
-Each role is a command in a session with its own connection. Its orders, with its keys, are the first line on
-its stdin, which then stays open. The role ends when its stdin closes (see `cluster/parent_pipe.py`). The SSH
-server closes the stdin at the end of the connection, and so after any end of the launching process. The end
-of the connection also ends the session's process on the host, and on Linux the kernel then kills the role.
+Each role is a command in a session with its own connection. A role's orders, with its keys, are the first
+line on its stdin, which then stays open. The role ends when its stdin closes (see `cluster/parent_pipe.py`).
+The SSH server closes the stdin at the end of the connection, and so after any end of the launching process.
+The end of the connection also ends the session's process on the host, and on Linux the kernel then kills the
+role.
 
 A role whose connection breaks starts again on another host that may have it (see `launch/hosts.py`), unless
 it is one of several controllers. asyncssh, of the extra `ssh`, checks each host's key.

@@ -13,8 +13,8 @@ from collections.abc import Hashable
 from math import fsum, nan
 
 MOST_KEPT = 8
-"""Maximum number of gradients that wait for their turn on a worker. They hide a worker that is up to this
-many times slower than the others."""
+"""Maximum number of gradients that wait for their turn on a worker. Waiting gradients hide a worker that is
+up to this many times slower than the others."""
 
 MOST_COMPUTING = 2
 """Maximum number of workers that compute the same piece."""

@@ -34,8 +34,8 @@ class Dealer:
         self._store = store
         count = min(pieces, batches)
         self._cuts = [piece * batches // count for piece in range(count + 1)]
-        """First batch of each piece, and the number of batches. It does not depend on the workers, so neither
-        do the bits of a piece's sum."""
+        """First batch of each piece, and the number of batches. The cut does not depend on the workers, so
+        neither do the bits of a piece's sum."""
         self._piece_at = {batch: piece for piece, batch in enumerate(self._cuts)}
         self._backups = backups
         self._join_s = join_s

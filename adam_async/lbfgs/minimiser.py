@@ -11,9 +11,9 @@ many bytes for ten parameters as for ten million.
     search   parameters = base + step d, and evaluate; the line search repeats this
     pair     store s = parameters - base, y = gradient - base gradient, and their inner products
 
-The direction is a sum of the history's vectors and the gradient. Its coefficients need only these vectors'
-inner products (Chen, Wang and Zhou, Large-scale L-BFGS using MapReduce, NIPS 2014). With k pairs the *basis*
-is s_1 .. s_k, y_1 .. y_k, g, the oldest pair first.
+The direction is a sum of the history's vectors and the gradient. The direction's coefficients need only these
+vectors' inner products (Chen, Wang and Zhou, Large-scale L-BFGS using MapReduce, NIPS 2014). With k pairs the
+*basis* is s_1 .. s_k, y_1 .. y_k, g, the oldest pair first.
 
 A move reads no vector that it writes. So a move may be made twice, and a coordinator that replaces a lost one
 begins with the last move in the state that the lost one had stored.
@@ -22,8 +22,8 @@ A pair without positive curvature is left out. A direction without descent, or a
 lower value, drops the history; the next direction is the negative gradient. If this direction fails, too, the
 values return to the base, and the minimiser is done.
 
-Servers refuse sums that are not finite. Such a trial is too far, and such a direction or pair drops the
-history, as inner products beyond float64 do.
+Servers refuse sums that are not finite. A trial that servers refuse is too far, and a refused direction or
+pair drops the history, as inner products beyond float64 do.
 """
 
 from collections.abc import Sequence

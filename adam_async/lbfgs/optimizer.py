@@ -12,8 +12,8 @@ Before each move it writes its numbers into the *record*: a store with one array
 store, with the same copies and disks. A coordinator that finds a lost coordinator's record continues with its
 last move. In the middle of an evaluation, the lost coordinator may have left pushes on their way, which name
 the evaluation. Servers keep the pieces of the three newest evaluations and count those of older ones as
-pushed. So three evaluations of one piece follow first. They also follow if the record was forgotten and the
-vectors stayed.
+pushed. So three evaluations of one piece follow first. Three evaluations also follow if the record was
+forgotten and the vectors stayed.
 
 Pieces of an evaluation whose number the servers know would count as pushed before, and leave no gradient. So
 each evaluation has a number above all that the shards have counted; the previous step asks for it.
@@ -99,8 +99,8 @@ class LBFGS:
     """Minimises a function of a store's arrays: the sum of `function` over all batches.
 
     Args:
-        store: The store, with consistency ``asp``. Its values are where the minimisation begins. No other
-            program may push to it during the minimisation. Its rules have no effect.
+        store: The store, with consistency ``asp``. The store's values are where the minimisation begins. No
+            other program may push to it during the minimisation. Its rules have no effect.
         function: Function ``loss_and_gradient(values, batch)`` that returns the batch's part of the objective
             and its gradient, by name. Threads call it; it does not change the values.
         batches: The batches, each for one call.
@@ -173,8 +173,8 @@ class LBFGS:
     ) -> Iteration:
         """Minimise, beginning with the store's values; a later call on the same object continues.
 
-        A call also goes on where a lost coordinator of this store was. It begins anew if another object has
-        minimised on the store since the last call.
+        A call also goes on where a lost coordinator of this store was. The minimisation begins anew if
+        another object has minimised on the store since the last call.
 
         Args:
             iterations: Maximum number of further iterations.
@@ -487,7 +487,7 @@ async def _assist_once(
         if isinstance(cause, RemoteError) or not isinstance(cause, TransportError):
             raise cause from cause.__cause__
         if channel.link is not None:
-            channel.renew()  # it was there until now, however long it had no piece for this worker
+            channel.renew()  # the coordinator lived, however long it had no piece for this worker
     finally:
         channel.drop()
         # No push of this link may arrive in an evaluation of the next coordinator.

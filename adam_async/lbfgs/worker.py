@@ -31,7 +31,7 @@ Ask = Callable[[AskPieces], Awaitable[Pieces]]
 class GradientWorker:
     """Computes the gradients of pieces on a pool's threads, and pushes them.
 
-    A piece is some batches. Their gradients are summed here in order, and sent once.
+    A piece is some batches. The pieces' gradients are summed here in order, and sent once.
     """
 
     def __init__(

@@ -44,8 +44,7 @@ class GetMap(Body, frozen=True, kw_only=True):
 
 
 class OpenSession(Body, frozen=True, kw_only=True):
-    """Request for a session. Its numbered requests take effect at most once, even if the client repeats
-    them."""
+    """Request for a session. Numbered requests take effect at most once, even if repeated."""
 
 
 class SessionOpened(Body, frozen=True, kw_only=True):

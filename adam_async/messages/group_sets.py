@@ -1,7 +1,8 @@
 """Pure: data server and parameter server: the groups of an epoch that the shards of a bundle have.
 
 The answer ends with two int64 tensors: `every`, the groups that all trainable shards of the bundle have, and
-`some`, the other groups that at least one of these shards has. Both are ranges as in `run/group_ranges.py`.
+`some`, the other groups that at least one of these shards has. Both fields are ranges as in
+`run/group_ranges.py`.
 
 Shards count losses in the order in which pushes arrive, and a floating-point sum depends on the order. So a
 `LossSum` counts in units of 2^-64, as one integer: every order has the same bits. A term is rounded to a

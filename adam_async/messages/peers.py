@@ -1,7 +1,7 @@
 """Pure: messages between two workers: tensors between the parts of a model, and pieces of L-BFGS.
 
 A worker of L-BFGS, a client of the store, asks the coordinator for a piece to compute, and names the piece
-whose gradient it has. Beside this it asks for its turn to push, and names the pieces that the servers have
+whose gradient it has. The worker also asks for its turn to push, and names the pieces that the servers have
 now. The answer waits until there are pieces. A piece is some batches, and messages name it by them.
 """
 

@@ -179,8 +179,9 @@ class Slots:
 class Layer(ABC):
     """One layer of a network. See the head of this file.
 
-    Subclasses set `OPTIONS`. Their ``__init__`` sets `output_shape` and, if the layer has any, `parameters`
-    and `multiply_adds`. A layer that differs from its class's `CUT` and `MOVES` sets `cut_by` and `moves`.
+    Subclasses set `OPTIONS`. A subclass's ``__init__`` sets `output_shape` and, if the layer has any,
+    `parameters` and `multiply_adds`. A layer that differs from its class's `CUT` and `MOVES` sets `cut_by`
+    and `moves`.
 
     Args:
         spec: Name, kind and options.

@@ -3,10 +3,10 @@
 Theory of operation
 -------------------
 In bsp a push is not applied when it arrives. A pending push is the *contribution* of its replica to the sum
-of its clock. A clock is *reached* when every live replica has contributed to it or ended it with a tick. Its
-contributions are then *due*: the server orders them by replica and applies them as one sum. The server
-applies sums in the order of their clocks, and only when they are due. So the values of a shard pass from one
-clock to the next, however pushes, ticks and losses interleave.
+of its clock. A clock is *reached* when every live replica has contributed to it or ended it with a tick. A
+reached clock's contributions are then *due*: the server orders them by replica and applies them as one sum.
+The server applies sums in the order of their clocks, and only when they are due. So the values of a shard
+pass from one clock to the next, however pushes, ticks and losses interleave.
 
 `PendingContributions.clock` is the clock of the values: all contributions up to it have been applied. The
 reached clock never goes back, and the server refuses a contribution to it as too late.

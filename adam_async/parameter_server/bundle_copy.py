@@ -1,11 +1,11 @@
 """One server's copy of a bundle that has a log: the shell around the core in `replication`.
 
 The core (`replication.BundleMember`) decides what is sent, committed and proposed to the controllers. The
-shell carries out the core's effects. It encodes and sends entries (`ServerLinks`), applies committed entries
-to the store's state, copies pieces for joining servers, and watches for silent members. On the primary, its
-own entries stay Python objects, so that the front can answer their requests. Other members first decode each
-entry or piece; an invalid one ends its link and changes nothing. With durable pushes, an entry is on the disk
-before the core takes it.
+shell carries out the core's effects. The shell encodes and sends entries (`ServerLinks`), applies committed
+entries to the store's state, copies pieces for joining servers, and watches for silent members. On the
+primary, its own entries stay Python objects, so that the front can answer their requests. Other members first
+decode each entry or piece; an invalid one ends its link and changes nothing. With durable pushes, an entry is
+on the disk before the core takes it.
 """
 
 import asyncio

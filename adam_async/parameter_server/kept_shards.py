@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-*At a clock, in bsp.* The driver reads all shards at the same clock, some at a time. It names a clock that no
-shard has passed, and reads the shards as they reach it. The disk of a server does the same for a cut
+*At a clock, in bsp.* The driver reads all shards at the same clock, some at a time. The driver names a clock
+that no shard has passed, and reads the shards as they reach it. The disk of a server does the same for a cut
 (`store_cuts.py`). Tables and values of a shard are copied together.
 
 *At a pin.* The tables of all shards are copied at once, because every entry of the log may change them.

@@ -1,10 +1,10 @@
 """The workers of other processes that train in place on the memory of a store.
 
-Such a worker has a separate link to the server (`MapShards`), over which the server hands the memory over.
-The link is the right to write: the server kills a worker whose link or replica generation ends before its
-`UnmapShards`. So a worker that was frozen, cut off or slow cannot write later. Then the server counts the
-unreported steps and the cut-off steps in the worker's notes. Dealers get the group sets only after that, so
-no other worker trains a group that this worker has begun.
+A worker in another process has a separate link to the server (`MapShards`), over which the server hands the
+memory over. The link is the right to write: the server kills a worker whose link or replica generation ends
+before its `UnmapShards`. So a worker that was frozen, cut off or slow cannot write later. Then the server
+counts the unreported steps and the cut-off steps in the worker's notes. Dealers get the group sets only after
+that, so no other worker trains a group that this worker has begun.
 """
 
 import asyncio

@@ -52,8 +52,8 @@ NO_MEMORY = "no memory is left"
 """Reason why a server that lacked memory has not saved a pin."""
 
 PIECE_S = 60.0
-"""Maximum time for a piece of a pin, in seconds. After it the pin is given up, because pushes may wait for
-the disk."""
+"""Maximum time for a piece of a pin, in seconds. After this time the pin is given up, because pushes may wait
+for the disk."""
 
 Key = tuple[int, str]
 """Id of a pin, and name of a bundle."""

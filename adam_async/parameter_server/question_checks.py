@@ -11,7 +11,8 @@ also refuses a correct question that comes too early. The client sends the quest
 pushes into duplicates. A session also belongs to one replica. If the session has the replica's live
 generation, the cluster map must name the peer as a worker of the replica. In a store without a program each
 client is a replica. A server may receive the map later than workers do. So the server accepts and remembers
-sessions of a generation that it does not know to be live. It checks the members once it knows the generation.
+sessions of a generation that it does not know to be live. The server checks the members once it knows the
+generation.
 
 In bsp the server acknowledges a push before it applies it, and keeps its gradients until the sum is complete.
 So the checks bound the clocks of pending contributions. A replica pushes clock c only after it has received

@@ -4,9 +4,9 @@ Theory of operation
 -------------------
 A primary dials the other members of its bundles. This link carries entries and their acknowledgements, in
 order. Each server also dials every other server for heartbeats, so that no beat waits behind an entry. A
-server counts another server as silent if no beat arrives. It counts it as gone if `GONE_DIALS` dials in a row
-fail, because the process has probably ended. After its own stall, a server counts no other server as silent,
-because its sockets may have unread beats.
+server counts another server as silent if no beat arrives. A silent server counts as gone if `GONE_DIALS`
+dials in a row fail, because the process has probably ended. After its own stall, a server counts no other
+server as silent, because its sockets may have unread beats.
 
 *A path of their own.* A server with a `CopiesPath` has a second listener, which accepts servers only. The
 cluster map has the address of this listener. Other servers dial that address for all links to this server;
@@ -270,7 +270,7 @@ class ServerLinks:
                 self._out.pop(peer.member, None)
                 peer.entries.drop()
                 if peer.pieces is not None:
-                    peer.pieces.drop()  # they are of a session that has ended
+                    peer.pieces.drop()  # the pieces are of a session that has ended
                 self._on_link(peer.member, False)
             await peer.entries.pause()
 

@@ -511,7 +511,7 @@ class ServerState:
         return Refuse(request, "busy", f"{text} yet, and its {type(message).__name__} names shards apart")
 
     def _contribute(self, queued: QueuedPush) -> list[Effect]:
-        """Put a contribution to sums into the log. It answers a repetition after the original."""
+        """Put a contribution to sums into the log. The server answers a repetition after the original."""
         if queued.accepted or queued.unapplied:
             self._pending.add(self._contributor(queued.push), queued)
             return self._enter(Contribute(queued))

@@ -224,8 +224,8 @@ class CutNaming:
 
 
 PIECE_S = 60.0
-"""Maximum time for a piece of a cut, in seconds. After it the cut is given up, because sums may wait for the
-disk."""
+"""Maximum time for a piece of a cut, in seconds. After this time the cut is given up, because sums may wait
+for the disk."""
 
 SERVER_S = 0.05
 """Least time between two cuts for each bundle of the store, in seconds: a cut changes the map once for each

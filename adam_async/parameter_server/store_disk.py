@@ -529,7 +529,7 @@ class StoreDisk:
             self._savers = {home: each for home, each in self._savers.items() if each not in self._left}
             self._left.clear()
             if not self._savers:
-                self.still = nullcontext  # it would keep the memory of the run
+                self.still = nullcontext  # the old `still` would keep the run's memory
             return True
 
     async def _wait_opening(self) -> None:

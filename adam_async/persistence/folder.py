@@ -245,7 +245,7 @@ STUCK_S = 10.0
 
 
 class DamagedState(DataError):
-    """A state or an entry that was whole on disk is damaged now. It must be fetched from a copy."""
+    """A state or an entry that was whole on disk is damaged now. The state must be fetched from a copy."""
 
 
 class Folder:
@@ -394,7 +394,7 @@ class Folder:
     def directory(self) -> Payload:
         """Return the list of all states, for the beginning of a new file.
 
-        It includes states lost by damage, so later openings name them until newer ones are on disk.
+        The list includes states lost by damage, so later openings name them until newer ones are on disk.
         """
         return payload_of(self._list_of_states())
 
@@ -457,7 +457,7 @@ class Folder:
         """Read the content of a record.
 
         Raises:
-            DamagedState: Its bytes have changed, or cannot be read.
+            DamagedState: The record's bytes have changed, or cannot be read.
         """
         return split_content(await self.read_content(location), location.sizes)
 

@@ -11,14 +11,15 @@ A frame, integers little-endian:
 
 Theory of operation
 -------------------
-After a crash each unsynced frame may be whole, absent or torn, and recovery may drop it. It must not drop a
-durable frame, because the owner has confirmed it. The position `durable` separates the two cases. If a whole
-frame after the first bad one has a durable position beyond it, then the bad frame was durable, and the file
-is damaged. Otherwise all frames from the bad one on were in flight, and recovery cuts them off.
+After a crash each unsynced frame may be whole, absent or torn, and recovery may drop it. Recovery must not
+drop a durable frame, because the owner has confirmed it. The position `durable` separates the two cases. If a
+whole frame after the first bad one has a durable position beyond it, then the bad frame was durable, and the
+file is damaged. Otherwise all frames from the bad one on were in flight, and recovery cuts them off.
 
 Damage to the last frames stays undetected if no later frame proves that they were durable: they look like a
-torn tail. The checksum of the head covers the size, so recovery never uses a wrong size. It covers the
-position and the salt too, so a frame from another position, or from a file with another salt, is not read.
+torn tail. The checksum of the head covers the size, so recovery never uses a wrong size. The checksum covers
+the position and the salt too, so a frame from another position, or from a file with another salt, is not
+read.
 """
 
 from collections.abc import Iterable, Iterator

@@ -2,10 +2,10 @@
 
 Theory of operation
 -------------------
-An update only marks its shard. After `flush_s` a round takes the marks. It copies one shard after the other
-on the loop, hands batches of them to the disk's thread, and syncs once at the end (*folding*: many updates,
-one write). So a shard is written at most once per round and at most once per update, and the loop never waits
-for the disk.
+An update only marks its shard. After `flush_s` a round takes the marks. A round copies one shard after the
+other on the loop, hands batches of them to the disk's thread, and syncs once at the end (*folding*: many
+updates, one write). So a shard is written at most once per round and at most once per update, and the loop
+never waits for the disk.
 
 A round ends with a record that has its states, and the files that belong to the folder. After its sync the
 older states of these shards are superseded, and files that have only superseded states are removed. The
@@ -107,10 +107,10 @@ class DirtyStates:
 
 
 Take = Callable[[StateName], Awaitable[State | None]]
-"""Callback that copies the newest state of a shard, on the loop, between two entries. It returns None if it
-cannot copy now (an update comes first, or the owner has not loaded the recovered state yet). The state on
-disk then stays, and a dirty shard stays dirty. The store awaits one call at a time, so that the owner can do
-other work in between."""
+"""Callback that copies the newest state of a shard, on the loop, between two entries. The callback returns
+None if it cannot copy now (an update comes first, or the owner has not loaded the recovered state yet). The
+state on disk then stays, and a dirty shard stays dirty. The store awaits one call at a time, so that the
+owner can do other work in between."""
 
 YIELD_BYTES = 1 << 20
 """Size of copied states after which the loop does other work, in bytes."""

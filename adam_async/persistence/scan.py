@@ -42,7 +42,7 @@ def segment_name(name: str) -> SegmentName | None:
 
 
 def salt_of(run: str, name: str) -> bytes:
-    """Return the salt of the frames after the first one. It keeps frames of other files or runs unread."""
+    """Return the salt of the frames after the first one. The salt keeps other files' frames unread."""
     return f"{run}/{name}".encode()
 
 

@@ -11,11 +11,11 @@ A server that must not lose an acknowledged update appends each log entry before
 that the states cover are superfluous, so the files of entries stay short.
 
 Entries that arrive during a write and its sync wait, and the next write takes them all (*group commit*). Once
-no entry waits, the log appends an empty record without another sync. Its head proves that the earlier entries
-were on disk, so later damage to them is not taken for a torn tail.
+no entry waits, the log appends an empty record without another sync. The empty record's head proves that the
+earlier entries were on disk, so later damage to them is not taken for a torn tail.
 
 Both kinds of files consist of checksummed frames (`frames.py`). Damaged bytes are never returned: for each
-shard recovery takes the newest whole state. It names what the damage cost, and puts damaged files into
+shard recovery takes the newest whole state. Recovery names what the damage cost, and puts damaged files into
 quarantine (`contents.py`, `opening.py`). On a full disk the server goes on from memory. Any other failure of
 a write or a sync ends the process, because the fate of its bytes is unknown (`folder.py`).
 """
@@ -257,7 +257,7 @@ class SegmentStore:
         self._rounds.applied(home, position)
 
     def forget(self, home: str) -> None:
-        """Forget a bundle: the server has left it. Its states and entries need no place on disk any more."""
+        """Forget a bundle that the server has left. The bundle needs no place on disk any more."""
         self._rounds.forget(home)
 
     def release(self, home: str) -> None:

@@ -5,8 +5,8 @@ all states and the sizes of all other files. So a reader of the head alone knows
 file that is missing or has another size. Nothing is appended later: each byte outside of a whole frame is
 damage. The format is that of a server's folder; only the order of the states differs.
 
-The reader trusts no file, because a folder may come from elsewhere. It opens only regular files, under the
-names of segment files, and reads no more bytes than the available memory has room for.
+The reader trusts no file, because a folder may come from elsewhere. The reader opens only regular files,
+under the names of segment files, and reads no more bytes than the available memory has room for.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -209,7 +209,7 @@ async def read_states(disk: Disk, folder: Path, head: Head, name: str) -> list[F
 
     Raises:
         DamagedFile: The file is missing, damaged, or of another folder.
-        ShortMemory: It is larger than the available memory.
+        ShortMemory: The file is larger than the available memory.
     """
     data, found = await _read(disk, folder / name, head.identity.run, head.files[name])
     states = _states_of(folder / name, data, found)

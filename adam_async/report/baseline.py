@@ -1,9 +1,9 @@
 """The baseline: the rate of a run's kernels on the run's number of threads, without roles and messages.
 
 Each thread of a compute pool trains its own weights (in a run in place, all threads share one set) on groups
-of real training images. It works in slices of about 50 ms, between which a cancellation takes effect. The
-rate is images per second of compute time, times the threads. Two slices per thread are always queued, so the
-threads never wait; the time between two slices does not count.
+of real training images. The baseline works in slices of about 50 ms, between which a cancellation takes
+effect. The rate is images per second of compute time, times the threads. Two slices per thread are always
+queued, so the threads never wait; the time between two slices does not count.
 
 A training rate alone depends on the machine as much as on the program. Training's operations per second,
 divided by the rate of matrix products (sgemm) on as many threads, are the share of the machine that training

@@ -32,7 +32,7 @@ END_S = 5.0
 
 
 class Callback:
-    """Watches runs, or a store: a program fills in `on_event`. It runs in a separate thread."""
+    """Watches runs, or a store: a program fills in `on_event`. The callback runs in a separate thread."""
 
     def on_event(self, event: AnyEvent) -> None:
         """Take one event. If it raises, a warning has the error, and the callback gets no further event."""
@@ -117,7 +117,7 @@ class EventStream:
             reader.put(event)
 
     def listen(self, on_event: Callable[[AnyEvent], object]) -> None:
-        """Call a function with each event as it is published. It must neither wait nor raise."""
+        """Call a function with each event as it is published. The function must neither wait nor raise."""
         self._listeners.append(on_event)
 
     @contextmanager

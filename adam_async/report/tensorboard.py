@@ -3,7 +3,8 @@
 A file is a sequence of records: the data's length as a little-endian 64-bit number, its checksum, the data,
 their checksum. A checksum is a CRC-32C, rotated and moved by a constant (TensorFlow,
 `core/lib/io/record_writer.h`). The data are a protocol buffer `Event` (`core/util/event.proto`) with the
-time, the step, and a summary of one scalar. Its few fields are written here, so no package is needed.
+time, the step, and a summary of one scalar. The few fields of `Event` are written here, so no package is
+needed.
 """
 
 import platform

@@ -36,7 +36,8 @@ DATA_FACTS = ("shape", "classes", "train_images", "test_images", "digest")
 """Keys of a data server's `NodeRecord.info` that are equal in all data servers of a run."""
 
 STORE_ROLES = ("ps", "client", "reader")
-"""Roles that use stores. They wait for a controller for `Waits.controller_s`, and stay in a learned map."""
+"""Roles that use stores. The roles wait for a controller for `Waits.controller_s`, and stay in a learned
+map."""
 
 MOST_REASON = 2048
 """Maximum length of `NodeRecord.failed` and of a notice, in characters."""

@@ -39,7 +39,7 @@ replicas. Small networks are near their best accuracy on small data after as man
 
 PHOTO_RATE, PHOTO_RATE_STALE = 0.006, 0.003
 """Default rate of `photo_conv` with rule ``adam``, with one group in flight and with several, whose gradients
-may be stale. Its few weights allow a higher rate than other networks."""
+may be stale. The network's few weights allow a higher rate than other networks."""
 
 PHOTO_GROUP_LEAST = 4
 """Minimum number of images per group for few photographs; smaller groups give noisier gradients."""

@@ -75,8 +75,8 @@ HIDDEN = 256
 """Width of the hidden layer in the model that `auto` makes if no named model fits the data."""
 
 PHOTO_SIDE = 16
-"""Side length in pixels from which colour images count as photographs. For these `auto` makes a convolutional
-model: from three classes of 40 photographs it learns more than a model of dense layers."""
+"""Side length in pixels from which colour images count as photographs. For photographs `auto` makes a
+convolutional model: from three classes of 40 photographs it learns more than a model of dense layers."""
 
 ANY_IMAGE = "mlp"
 """Named model that fits any images and classes."""

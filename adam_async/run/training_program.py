@@ -3,9 +3,10 @@
 The driver makes both (`TrainingProgram.record`). Workers and data servers read the blob with `read_training`.
 This checks it, because a driver of another release may have written it.
 
-A *program* is the work that a driver submits. It has a record in the cluster map. The *blob* has the roles'
-work. The controllers pass it on undecoded, so two releases that read it differently still agree on the map.
-The *terms* are the facts that the rules read; the driver states them, and the rules check their bounds.
+A *program* is the work that a driver submits. Each program has a record in the cluster map. The *blob* has
+the roles' work. The controllers pass it on undecoded, so two releases that read it differently still agree on
+the map. The *terms* are the facts that the rules read; the driver states them, and the rules check their
+bounds.
 
 A blob too long for the record precedes it, in pieces with the keys ``run/0``, ``run/1`` and so on. The
 controllers join them into the record that names their number.
@@ -39,7 +40,7 @@ OVER = ("finished", "failed")
 
 
 class ProgramRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One program. Its driver submits, advances and ends it."""
+    """One program. The program's driver submits, advances and ends it."""
 
     id: Annotated[str, printable(1, MOST_PROGRAM_ID)]
     driver: str
@@ -177,8 +178,8 @@ class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True):
     train_s: Seconds = 0.0
     """Training time of the epoch in progress, in seconds."""
     skipped: tuple[SkippedGroups, ...] = ()
-    """Skipped groups of the epochs from `epoch` on that an earlier run has ended. They stay skipped: shards
-    may have groups of later epochs, whose images depend on these."""
+    """Skipped groups of the epochs from `epoch` on that an earlier run has ended. Skipped groups stay
+    skipped: shards may have groups of later epochs, whose images depend on these."""
     runs: _Runs = ()
     """Ids of the runs that the run continues, the newest first."""
 
@@ -245,8 +246,8 @@ class TrainingProgram(msgspec.Struct, frozen=True, kw_only=True):
     transforms: tuple[dict[str, Any], ...] = ()
     """Transforms of training images in the form of `Recipe.of`; empty if there are none."""
     resumed: ResumeRecord | None = None
-    """Starting point of a run that continues another run. It has the results of the last epochs only: at
-    least one, unless the run continues its first epoch."""
+    """Starting point of a run that continues another run. The starting point has the results of the last
+    epochs only: at least one, unless the run continues its first epoch."""
     data: dict[str, Any] = {}
     """A data server's description of the data."""
     asked_rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0

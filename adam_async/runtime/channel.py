@@ -23,8 +23,8 @@ new primary's.
 `asyncio.TaskGroup` raises its block's `CancelledError` again. Below an `AsyncExitStack` this is harmful.
 Suppose that the block fails, and that a cancellation arrives while a later entry of the stack waits, such as
 the report of a leaving role. The group then raises this second error twice, and the stack makes the error its
-own context. The next outer stack looks for the end of the contexts and finds none. It loops without an await,
-and the process hangs. Two roles of one cluster that fail one after the other are enough.
+own context. The next outer stack looks for the end of the contexts and finds none. The outer stack loops
+without an await, and the process hangs. Two roles of one cluster that fail one after the other are enough.
 """
 
 import asyncio

@@ -228,7 +228,7 @@ class PeerProcess:
         """
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        with suppress(ProcessLookupError):  # it has ended, but its parent has not noticed yet
+        with suppress(ProcessLookupError):  # the process has ended, but its parent has not noticed yet
             signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
         loop.add_reader(self._descriptor, ended.set)
         try:

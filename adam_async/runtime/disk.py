@@ -231,7 +231,7 @@ class Disk:
         return await self.run(_folders, folder)
 
     async def make_folder(self, folder: Path) -> None:
-        """Make a folder and its missing parents. Their names are durable on return.
+        """Make a folder and its missing parents. The folders' names are durable on return.
 
         Raises:
             OSError: A folder cannot be made, or its name is taken by a file.

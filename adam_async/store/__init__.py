@@ -2,7 +2,7 @@
 
 A push of `ParameterStore` checks and gathers the arrays (`values.py`) by a cached plan (`layout.py`). A
 `Call` takes its turn and sends its messages on the client's sessions with the bundles (`client/session.py`).
-It turns the answers into arrays with versions, or into an outcome.
+A call turns the answers into arrays with versions, or into an outcome.
 
     store.py                      start here: `ParameterStore`, with `open`, `pull`, `push`, `tick`
     sync.py                       the same methods without `await`; one thread for all stores of a process

@@ -505,7 +505,8 @@ class Calls:
         """Begin at the other clients' clock: end the steps on all shards up to it.
 
         On each shard a late client begins at the slowest clock of the other clients there. The client's own
-        clock is the highest of these clocks. Without these ticks its first pull would wait for its own steps.
+        clock is the highest of these clocks. Without these ticks the client's first pull would wait for its
+        own steps.
         """
         if not self._has_clock:
             await self.pull(None, None)

@@ -4,9 +4,9 @@ If the creator, or a server with the only values of some shards, is lost before 
 that opens the store with arrays creates it again.
 
 A store may come back from the disks of its servers: found by its name, and loaded into a new store. All its
-servers were lost, so a client creates it again, with another id. Its values and its rules' state come from
-the disks; versions and clocks begin at 0, and each client begins with a new session. A store that begins with
-a pin is loaded in the same way. If its shards have other borders, they are cut again.
+servers were lost, so a client creates it again, with another id. The store's values and its rules' state come
+from the disks; versions and clocks begin at 0, and each client begins with a new session. A store that begins
+with a pin is loaded in the same way. If its shards have other borders, they are cut again.
 """
 
 import asyncio

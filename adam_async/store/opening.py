@@ -5,8 +5,8 @@ has no place in the clocks and may not push.
 
 `ParameterStore.open("local",...)` uses the running loop's servers, one controller and one parameter server,
 over local links. The first open store starts them, and when the last store ends, they end with all their
-stores. Each folder (`dir`) has separate servers, which keep their stores there. So has each nameless store,
-whose memory is free when it is closed.
+stores. Each folder (`dir`) has separate servers, which keep their stores there. Each nameless store also has
+its own, whose memory is free once the store is closed.
 """
 
 import asyncio

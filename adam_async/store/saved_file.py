@@ -43,7 +43,7 @@ async def write_store(path: Path, record: StoreRecord, tensors: WholeTensors) ->
     """Write a store into a file, all or nothing.
 
     Args:
-        tensors: Its values, and its rules' state or none.
+        tensors: The store's values, and its rules' state or none.
 
     Raises:
         OSError: The file cannot be written.

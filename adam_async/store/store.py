@@ -286,7 +286,7 @@ class ParameterStore:
     async def assign(self, arrays: Mapping[str, NDArray[Any]], *, vector: str = "") -> PushOutcome:
         """Replace the values of some arrays, exactly once and in the order of this client's calls.
 
-        Their rules' state (momentum, means) stays. For errors see `push`.
+        The state of the arrays' rules (momentum, means) stays. For errors see `push`.
 
         Args:
             vector: Name of a vector whose values are replaced, instead of the store's values.
@@ -519,7 +519,7 @@ def _checked(groups: Sequence[int]) -> tuple[int, ...]:
     """Return named groups if a message may have them: a server would refuse the push again and again.
 
     Raises:
-        StoreError: They are not an epoch and ranges, or there are too many.
+        StoreError: The groups are not an epoch and ranges, or there are too many.
     """
     try:
         named = convert(tuple(groups), NamedGroups)

@@ -278,8 +278,9 @@ MOST_BUFFERS = 4
 class GatherMemory:
     """Reused memory for the values of messages with several arrays.
 
-    A buffer is free again with its last view. Its pages exist already: fresh ones would take longer than
-    copying the arrays. Writing to a file in memory works less for each array than `numpy.concatenate`.
+    A buffer is free again with its last view. A used buffer's pages exist already: fresh ones would take
+    longer than copying the arrays. Writing to a file in memory works less for each array than
+    `numpy.concatenate`.
     """
 
     def __init__(self) -> None:

@@ -135,7 +135,7 @@ def to_module(model: Model) -> nn.Module:
     the gradient to another of them than the network does.
 
     Returns:
-        A module from images, floats from 0 to 1, to scores. Its ``state_dict`` has the names of
+        A module from images, floats from 0 to 1, to scores. The module's ``state_dict`` has the names of
             ``model.weights``, except for layers with the name of a module attribute.
 
     Raises:

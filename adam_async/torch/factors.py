@@ -83,8 +83,8 @@ class LinearGradient:
 def linear_weights(module: nn.Module) -> dict[str, nn.Linear]:
     """Return the layers whose weight gradients have factors, by weight name.
 
-    Each layer is an `nn.Linear` and no subclass. Its weight takes gradients, is a parameter of this layer
-    only, and has no parametrisation.
+    Each layer is an `nn.Linear` and no subclass. The layer's weight takes gradients, is a parameter of this
+    layer only, and has no parametrisation.
     """
     owners: dict[int, int] = {}
     for part in module.modules():

@@ -82,7 +82,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
     The constructor pulls all parameters, so a client that joins a store begins with the store's values.
 
     Args:
-        module: The module. Its parameters may be on any device; names are those of `named_parameters()`.
+        module: The module. The module's parameters may be on any device; names are those of
+            `named_parameters()`.
         store: The store, synchronous, with an array for each parameter.
         params: Parameters to train, their names, or groups: mappings with `params`, each with an `lr`; None
             for all parameters of the module. Frozen parameters are not pushed.
@@ -96,8 +97,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
         overlap: Whether gradients are pushed during the backward pass; the program must not change gradients.
         buffers: ``local``, ``averaged``, ``push`` or ``pull``; see `adam_async.torch.buffers`.
         factors: Whether the gradient of an `nn.Linear` weight is pushed as two factors if these have fewer
-            values (see `adam_async.torch.factors`). Such a weight's `grad` is zero, so gradient clipping does
-            not see it.
+            values (see `adam_async.torch.factors`). The `grad` of a weight pushed as factors is zero, so
+            gradient clipping does not see it.
         allow_unused: Whether a push may lack parameters without a gradient; otherwise they are errors.
 
     Raises:

@@ -30,7 +30,7 @@ class ModuleParameters:
     """A module's parameters, by array name.
 
     Args:
-        module: The module. Its parameters may be on any device.
+        module: The module. The module's parameters may be on any device.
 
     Attributes:
         named: Parameters by name, each parameter once, in the order of `named_parameters()`.
@@ -188,7 +188,7 @@ def check_keys(group: Mapping[str, Any]) -> None:
     """Check that a parameter group is a mapping with known keys only.
 
     Raises:
-        ConfigError: It is not a group, or has another key; the error has its value and the cure.
+        ConfigError: The argument is not a group, or has another key; the error has its value and the cure.
     """
     if not isinstance(group, Mapping):
         raise ConfigError(

@@ -150,7 +150,7 @@ class TorchStep(TrainStep):
         """Whether a repetition of `step` gives equal bits; False before `prepare`.
 
         `prepare` sees the draws of its trial pass from the streams of PyTorch, Python (`random`) and NumPy
-        (`numpy.random`). It sees no draws of the module's own generator objects, of other branches of
+        (`numpy.random`). `prepare` sees no draws of the module's own generator objects, of other branches of
         `forward`, or of other sources, such as the clock: do not record a run of a step with such draws.
         """
         self._drawn: frozenset[str] = ALL_STREAMS
@@ -250,7 +250,7 @@ class TorchStep(TrainStep):
 
     def step(self, values: Mapping[str, NDArray[Any]], batch: Batch, out: Gradients) -> StepOutcome:
         """See `TrainStep.step`. If the module draws from a random stream of PyTorch, Python or NumPy, the
-        call seeds this stream of the process with the group's epoch and number. Such calls from several
+        call seeds this stream of the process with the group's epoch and number. Calls with draws from several
         threads run one after the other."""
         with self._acquired(self._training, self.factors) as copy:
             copy.linear.select(out.factored)

@@ -1,7 +1,7 @@
 """The memory of a run's server, mapped by a worker in another process of the host.
 
-The worker trains there as in the server's process (`in_place_mode.py`). It notes each step before its first
-write and after the last (`StepNotes`), in memory that the server reads once this process has ended. A
+The worker trains there as in the server's process (`in_place_mode.py`). The worker notes each step before its
+first write and after the last (`StepNotes`), in memory that the server reads once this process has ended. A
 separate link is the right to write: the server kills this process if the link ends before the worker has left
 in order. On this link the server asks the worker to keep the values still.
 """

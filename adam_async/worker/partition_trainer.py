@@ -9,7 +9,7 @@ order. The loop then sends the blocks of the segment that other workers read:
               +-> [leave-0, light]             +-> ...
 
 The last segment fills the push buffer. If other workers compute parts of the same weights' gradients,
-`summed` fills the buffer instead. It waits for these parts, and adds them in worker order.
+`summed` fills the buffer instead. The worker waits for these parts, and adds them in worker order.
 """
 
 from collections import deque

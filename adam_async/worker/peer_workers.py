@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-Of two workers, the worker with the lower part number connects to the other worker. Both sides begin with a
-`Greet`. It has the replica generation and the number of received blocks, after which sending continues
+Of two workers, the worker with the lower part number connects to the other worker. Both workers begin with a
+`Greet`. A `Greet` has the replica generation and the number of received blocks, after which sending continues
 (`reliable_stream.py`). A worker of another generation gets no answer, so all messages of an earlier
 generation are refused.
 

@@ -1,8 +1,8 @@
 """Pure: the plan of a step's pushes: protocol per tensor, messages per server, push buffers.
 
-The plan is made once per run (AD-17). It has the tensors sent as deltas and as factors, the shards of each
-message to a server, and the position of each piece in a push buffer. Filling a buffer is a series of copies
-into prepared views, and sending it needs only numbers and versions.
+The plan is made once per run (AD-17). The plan has the tensors sent as deltas and as factors, the shards of
+each message to a server, and the position of each piece in a push buffer. Filling a buffer is a series of
+copies into prepared views, and sending it needs only numbers and versions.
 
 For a dense layer with M inputs and N outputs on S servers, factors of K rows are K (S M + N) values, because
 each server gets the activations once; the delta is M N. The plan takes the protocol with fewer bytes. A layer
@@ -182,7 +182,8 @@ def cut_shards(specs: Iterable[ShardSpec], buckets: Sequence[str]) -> ServerShar
 def travels_apart(table: ShardTable, tensor: str) -> bool:
     """Return whether the shards of a tensor share their messages with no other tensor.
 
-    They have separate messages if their values exceed one message, so that the values arrive in place.
+    Large tensors have separate messages if their values exceed one message, so that the values arrive in
+    place.
     """
     shards = table.by_tensor[tensor]  # consecutive: first and last give the size, without a sum per call
     return (shards[-1].stop - shards[0].start) * table.item_bytes > MESSAGE_BYTES
@@ -306,9 +307,9 @@ def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:
 class PushBuffer:
     """Memory for the gradients of one group or step, laid out for the messages of a plan.
 
-    A compute thread fills it, and the messages have views of it. It is free again when all messages are
-    settled and released. If a tensor's delta is whole in one message, it is written in place; if its shards
-    are in several messages, it is written to separate memory and copied piece by piece.
+    A compute thread fills it, and the messages have views of it. The buffer is free again when all messages
+    are settled and released. If a tensor's delta is whole in one message, it is written in place; if its
+    shards are in several messages, it is written to separate memory and copied piece by piece.
 
     Args:
         network: The model.

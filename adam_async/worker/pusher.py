@@ -1,9 +1,9 @@
 """From complete steps to messages: pushes with the versions for staleness, and the following pull.
 
-A step's push names, for each shard, the oldest version that its groups read. It also has the number of the
-worker's own pushes that local steps had put into that copy. The server counts staleness from these numbers.
-All that is the same in every step is in the plan of its messages (`push_plan.py`) and in the layouts of their
-answers (`puller.py`).
+A step's push names, for each shard, the oldest version that its groups read. The push also has the number of
+the worker's own pushes that local steps had put into that copy. The server counts staleness from these
+numbers. All that is the same in every step is in the plan of its messages (`push_plan.py`) and in the layouts
+of their answers (`puller.py`).
 
 In a recorded run a step's pushes carry the reads of its groups as bytes, for a replay: an array with one
 element per group, in the order in which the worker's one thread trained them. The log of each bundle keeps
@@ -31,9 +31,9 @@ from adam_async.worker.training import GroupTrainer, OnStep, Trained
 def reads_type(shards: int, tensors: int) -> np.dtype[Any]:
     """Return the type of one group's reads.
 
-    Its fields are the group's epoch and number; `Lease.progress`, which schedules depend on; the version of
-    each shard of the model that it read; and the number of local steps in each tensor's copy when it was
-    read.
+    The type's fields are the group's epoch and number; `Lease.progress`, which schedules depend on; the
+    version of each shard of the model that it read; and the number of local steps in each tensor's copy when
+    it was read.
     """
     return np.dtype(
         [

@@ -205,7 +205,7 @@ class RunSession:
     def _new_kernels(self) -> KernelChange | None:
         if isinstance(self._model, StepModel):
             return None
-        # In these runs bits must not depend on the moment at which compiled kernels are ready.
+        # In runs that wait, bits must not depend on the moment at which compiled kernels are ready.
         waits = self._program.plan is not None or self._config.synchronous or self._config.record
         return KernelChange(self._model, waits=waits, cores=usable_cores())
 

@@ -137,7 +137,7 @@ class ClockSkip:
 def is_returned(lease: Lease) -> bool:
     """Return whether a group was leased to a lost replica before, so that some shards may have it already.
 
-    Such a group is a separate step: a shard takes a step whole, or refuses it whole.
+    A returned group is a separate step: a shard takes a step whole, or refuses it whole.
     """
     return lease.attempt > 1
 

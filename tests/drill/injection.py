@@ -128,8 +128,9 @@ sync."""
 
 
 Resumed = Callable[[Mapping[str, int], float], Awaitable[dict[str, float]]]
-"""Function that returns the seconds from a fault until the workload of each bundle went on, by home. It gets
-each bundle's generation before the fault, by home, and the fault's time on the loop's clock, in seconds."""
+"""Function that returns the seconds from a fault until the workload of each bundle went on, by home. The
+function gets each bundle's generation before the fault, by home, and the fault's time on the loop's clock, in
+seconds."""
 
 
 class Injector:

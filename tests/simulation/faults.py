@@ -27,8 +27,8 @@ UNTARGETED = "the plan"
 """Row of the trace for faults without a machine, such as faults of the leader."""
 
 Strike = Callable[[World, Fault], Awaitable[None]]
-"""Function that begins a fault, waits for its duration, and undoes it. It raises Missed if the fault had no
-effect."""
+"""Function that begins a fault, waits for its duration, and undoes it. The function raises Missed if the
+fault had no effect."""
 
 
 class Missed(Exception):

@@ -9,7 +9,7 @@ after a code change. The seed alone may then draw another plan.
 `shrink` makes a failing plan smaller while it still fails. The first steps leave out faults: all of them,
 then half, then smaller parts (delta debugging: Zeller, Hildebrandt, 2002), until every fault is necessary.
 Further steps make the remaining faults shorter and earlier, remove their amounts, and make the conditions
-mild. It keeps a step only if the plan still fails, so the result fails, too.
+mild. Shrinking keeps a step only if the plan still fails, so the result fails, too.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The run of the command `simulate`: seeds of scenarios in child processes, and their results.
 
-The command prints one line per scenario. It shrinks the plan of a failed seed, and then prints the plan with
-the options that repeat the run.
+The command prints one line per scenario. The command shrinks the plan of a failed seed, and then prints the
+plan with the options that repeat the run.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Pure: a node's durable records as bytes, and recovery from them.
 
 The file is append-only. Each `Persist` of the core becomes one frame (`adam_async/persistence/frames.py`),
-whose payload is the records, as MessagePack. Recovery may drop frames in flight at a crash. It must not drop
-a durable frame, whose votes and entries this node promised to others, so the node does not start on a damaged
-file.
+whose payload is the records, as MessagePack. Recovery may drop frames in flight at a crash. Recovery must not
+drop a durable frame, whose votes and entries this node promised to others, so the node does not start on a
+damaged file.
 """
 
 from collections.abc import Iterable

@@ -3,8 +3,8 @@
 The core assumes that other nodes follow its rules. A faulty or malicious node may send anything. So this
 module compares each message with the messages that a correct node could send to a core in this state. The
 comparison changes nothing. A message that passes may still contain a false vote or term, and the group may
-then fail to agree. Such a message cannot make this node raise an error, overwrite committed entries, or keep
-unreadable data.
+then fail to agree. A message that passes cannot make this node raise an error, overwrite committed entries,
+or keep unreadable data.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """Pure: limits of a source, checked against its headers before decoding.
 
-The limits are far above every data set that this package is made for. They keep a small damaged or hostile
-file from taking all memory. A source that decodes as a whole must also fit the machine: `--cache` sets its
-limit. Encoded images that decode one by one, on demand, have only the limit `MAX_TOTAL_BYTES`.
+The limits are far above every data set that this package is made for. The limits keep a small damaged or
+hostile file from taking all memory. A source that decodes as a whole must also fit the machine: `--cache`
+sets its limit. Encoded images that decode one by one, on demand, have only the limit `MAX_TOTAL_BYTES`.
 """
 
 from collections.abc import Sequence

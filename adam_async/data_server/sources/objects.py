@@ -210,7 +210,7 @@ def _pixels(image: Any, where: str, scale: bool) -> NDArray[np.uint8]:
             f"{where}: its image holds {array.dtype}, expected uint8; "
             "say scale=True if its values are from 0 to 1, or convert it"
         )
-    # In this form the comparison also fails for NaN.
+    # Written so, the comparison also fails for NaN.
     if not bool(((array >= 0) & (array <= 1)).all()):
         raise DataError(
             f"{where}: its image holds values from {array.min()} to {array.max()}, expected 0 to 1 to scale"

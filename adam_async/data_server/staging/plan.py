@@ -12,8 +12,8 @@ paths and sizes, sorted) and the same list of servers, so they need no agreement
 - If a server cannot send a file, the request goes to the next server in the ring that begins at the owner. A
   server that finds itself next in that ring reads the source. So the remaining servers read a dead server's
   files: one server reads each file, and the others wait for it. A server waits only for a server before it in
-  the ring of the file. After it has refused the file itself, it may wait for a later server. Servers
-  therefore never wait in a circle.
+  the ring of the file. A server that has refused the file may wait for a later server. Servers therefore
+  never wait in a circle.
 - A server that starts late, or again, first asks without waiting whether other servers already have its
   files.
 

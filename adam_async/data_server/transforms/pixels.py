@@ -3,7 +3,7 @@
 Brightness, contrast and normalisation are each ``value * gain + offset`` of a channel, computed in whole
 numbers of 1/65536 level and rounded and clipped once. Before clipping, an image normalised by its own mean
 and deviation has the mean `to_mean` and the standard deviation `to_std`. With the defaults 128 and 64, values
-one deviation from the mean are at 64 and 192, and clipping begins at two deviations. Such an image without
+one deviation from the mean are at 64 and 192, and clipping begins at two deviations. An image without
 contrast becomes `to_mean` everywhere.
 
 Noise is the sum of four random bytes, nearly normal and never beyond 3.5 standard deviations.

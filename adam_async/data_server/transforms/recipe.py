@@ -267,7 +267,7 @@ def _keys(seed: int, epoch: int, blocks: tuple[int, ...]) -> NDArray[np.uint64]:
 def default_steps(image_shape: tuple[int, int, int]) -> list[dict[str, Any]]:
     """Return the default steps for images of a shape.
 
-    The steps assume that grey images are drawings and letters, and move them a little. They assume that
+    The steps assume that grey images are drawings and letters, and move them a little. The steps assume that
     colour images are photographs, and mirror and light them differently.
     """
     channels, rows, columns = image_shape

@@ -5,10 +5,10 @@ Theory of operation
 Each client trained its groups one after the other, and each shard applied its batches of pushes one after the
 other. A group depends on the batches that made its shards' versions; a batch depends on the groups whose
 gradients are in its pushes. So groups and batches are the nodes of a graph, and in the run each node came
-after the nodes that it depends on. The playback works on demand. It requests a shard's next batch; the batch
-requests the clients' groups with its pushes; the groups request the versions that they read, and so on. The
-open requests form a stack. A request for a node that is already on the stack can never be served: the replay
-refuses the record, and the error names the whole cycle.
+after the nodes that it depends on. The playback works on demand. The playback requests a shard's next batch;
+the batch requests the clients' groups with its pushes; the groups request the versions that they read, and so
+on. The open requests form a stack. A request for a node that is already on the stack can never be served: the
+replay refuses the record, and the error names the whole cycle.
 
 Work on demand keeps memory small: a client trains no further ahead of its servers than in the run. Before a
 batch changes a shard, the playback copies the version only if a group or an evaluation has yet to read it.

@@ -150,7 +150,7 @@ class _Floats:
             q = self.multiply_add(q, r, self.constant(coefficient))
         # Add r last: it is the largest term, and a small r stays exact.
         grown = self.multiply_add(builder.fmul(r, r), q, r)
-        # Both have the same exponent, so the difference of their bits is n as an integer.
+        # The two numbers have the same exponent, so the difference of their bits is n as an integer.
         bits = builder.sub(builder.bitcast(shifted, I32), builder.bitcast(rounder, I32))
         return bits, grown
 

@@ -3,9 +3,9 @@
 A compiled layer differs from the NumPy layer only in its steps: shapes, options, parameters and factors are
 the same.
 
-With one image, each product of the dense layer multiplies a matrix by a vector. It takes as long as reading
-the weights, and has a separate kernel. Other products read the weights row by row and multiply each weight by
-a vector of images.
+With one image, each product of the dense layer multiplies a matrix by a vector. The product with a vector
+takes as long as reading the weights, and has a separate kernel. Other products read the weights row by row
+and multiply each weight by a vector of images.
 """
 
 from collections.abc import Mapping

@@ -6,8 +6,8 @@ new array and stores its address. A tape also fuses neighbouring ops: a ReLU bec
 before it.
 
 `Compiled` extends the interface of all layers to layers with compiled kernels. The steps of a `Compiled`
-layer are `Op`s, so that a network can run many layers in one call. Its `forward`, `backward` and `delta` run
-the layer alone, with tapes that the slots keep.
+layer are `Op`s, so that a network can run many layers in one call. The layer's `forward`, `backward` and
+`delta` run the layer alone, with tapes that the slots keep.
 """
 
 from abc import abstractmethod

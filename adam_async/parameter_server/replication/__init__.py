@@ -38,7 +38,8 @@ alone.
 *Dropping entries.* Members drop the entries that all members have applied, also the joining ones with a
 session. So each member's log begins at or before the applied position of every other member in sync.
 
-*The shell* carries out `take_effects` after each call, and reports each record of the map. It calls `report`
-once per iteration of its loop, and applies entries in the order of `Apply`, in any number of rounds. The
-shell splits the contents of large messages into parts. A `Violation` ends the link that brought the message.
+*The shell* carries out `take_effects` after each call, and reports each record of the map. The shell calls
+`report` once per iteration of its loop, and applies entries in the order of `Apply`, in any number of rounds.
+The shell splits the contents of large messages into parts. A `Violation` ends the link that brought the
+message.
 """

@@ -1,9 +1,9 @@
 """Pure: generates every message of the system with one bad field at a time.
 
-The generator walks the type information of a message and a valid example of it in parallel. It replaces each
-field, including fields in nested records and in attached text or packed records, by values that its type,
-bounds or meaning may forbid. It gives the tensors a wrong count, and the first tensor a wrong shape, dtype
-and content.
+The generator walks the type information of a message and a valid example of it in parallel. The generator
+replaces each field, including fields in nested records and in attached text or packed records, by values that
+its type, bounds or meaning may forbid. The generator gives the tensors a wrong count, and the first tensor a
+wrong shape, dtype and content.
 
     for bad in bad_messages(valid_messages(facts), meant=facts.meant()):
         bad.name                                    # "Pull.wait_s=nan"

@@ -1,7 +1,8 @@
 """Peers that hold the keys of a role and abuse names, addresses and shares of the cluster map.
 
 Each attack has its own correct parties, which join from the hostile peer's machine: a client whose loss must
-be noticed, or an operator with a driver's keys. They do not belong to the run, which continues.
+be noticed, or an operator with a driver's keys. The hostile members do not belong to the run, which
+continues.
 """
 
 import asyncio

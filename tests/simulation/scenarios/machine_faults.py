@@ -83,7 +83,7 @@ class Targets:
     async def settled(self, fault: Fault) -> AsyncIterator[Node]:
         """Reserve a controller to lose its disk once all others are in the group with their disks.
 
-        Without this wait the group would lose more disks at once than it survives.
+        Without the wait the group would lose more disks at once than it survives.
 
         Raises:
             Missed: The group did not settle within the time of faults.

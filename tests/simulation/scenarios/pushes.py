@@ -3,12 +3,12 @@
 Controllers, four parameter servers and three pushers each have a separate machine. The faults of servers
 strike one after the other: a server is killed, crashes, freezes, becomes slow, has a wrong clock or is cut
 off, or a link is cut, narrow or reset. The leading controller or a client is killed, too. At least one member
-in sync of each bundle stays well. In some seeds the only controller has no disk. It is killed and started
-again with an empty memory, and learns the store from the servers. The invariants: each acknowledged push is
-applied once, each other one once or never (I1, I2); the copies of a bundle have one log, one primary in each
-generation and equal values (`checkers.bundles`); after the last fault all pending pushes end, all bundles
-have all copies again, and these are equal. In a few seeds all servers lose their power at once: then the
-store fails, the map has the reason, and the clients continue with a new store.
+in sync of each bundle stays well. In some seeds the only controller has no disk. The controller is killed and
+started again with an empty memory, and learns the store from the servers. The invariants: each acknowledged
+push is applied once, each other one once or never (I1, I2); the copies of a bundle have one log, one primary
+in each generation and equal values (`checkers.bundles`); after the last fault all pending pushes end, all
+bundles have all copies again, and these are equal. In a few seeds all servers lose their power at once: then
+the store fails, the map has the reason, and the clients continue with a new store.
 """
 
 import asyncio

@@ -192,8 +192,7 @@ class ServerFaults:
         check_noticed(bool(names))
 
     def _main_bundle(self, primary: str) -> str:
-        """Among the bundles that it leads, return the one with most members in sync; empty if it leads
-        none."""
+        """Returns the led bundle with most members in sync; empty if the server leads no bundle."""
         bundles = self._bundles.map.bundles
         return max(self._bundles.led_by(primary), key=lambda key: len(bundles[key].in_sync), default="")
 

@@ -6,9 +6,9 @@ data servers waits for them. A finished epoch has counted or skipped every image
 
 Instead of pushing, a worker adds a step's groups to its part's set, just before it reports these groups. A
 machine in place of the parameter servers takes groups only of the replica generations in its map. The part
-takes a step whole or refuses it whole, so it may not have only some groups of a step. It sends the sets to
-the dealer, in some runs on a slow way: meanwhile replicas push, and are lost. At the end of an epoch the sets
-are compared with its result (`checkers.group_sets`).
+takes a step whole or refuses it whole, so it may not have only some groups of a step. The part sends the sets
+to the dealer, in some runs on a slow way: meanwhile replicas push, and are lost. At the end of an epoch the
+sets are compared with its result (`checkers.group_sets`).
 """
 
 import asyncio

@@ -158,8 +158,8 @@ class Workload:
         pace_s: Mean pause of a client between two steps, in seconds.
         infinite: Share of pushes with a gradient that is not finite; none in bsp, where the servers would
             refuse the whole sum.
-        factors: Share of pushes with factors. They need arrays with more rows than there are servers, so that
-            factors have fewer bytes than their product.
+        factors: Share of pushes with factors. Factors need arrays with more rows than there are servers, so
+            that factors have fewer bytes than their product.
         pulls: Share of steps with a pull beside the pushes.
         deletes: Share of steps at which the client deletes the store, as it does once the store is full; 0: a
             full store ends all clients' work.
@@ -359,7 +359,7 @@ class StoreClients:
         pushes = self._stores.get(id)
         if pushes is None:
             is_last = name not in (*self._workload.machines, self._workload.reader)
-            if is_last and self._losses is None:  # it may be the first to open a store that comes back
+            if is_last and self._losses is None:  # a client may be the first to open a returned store
                 raise Violation("I1", f"the store is {id}, to which no client pushed")
             self._ledger.counts["stores created"] += 1
             pushes = self._stores[id] = self._new_pushes(id)

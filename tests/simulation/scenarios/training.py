@@ -75,7 +75,7 @@ COUNTS = Workload(
     deletes=0.005,
     leaves=0.01,
 )
-"""The store beside the run. Its two families of arrays make two messages of each push."""
+"""The store beside the run. This store's two families of arrays make two messages of each push."""
 
 CONSISTENCIES = ("asp", "ssp:2", "bsp")
 """Consistencies of this store."""

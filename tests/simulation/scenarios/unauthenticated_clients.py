@@ -1,7 +1,7 @@
 """Unauthenticated clients connect to a server, members break rules of the wire, and valid clients continue.
 
-One machine serves three clients. They make calls with small and large arrays, some with buffers for the
-answer, send messages without an answer, and make some invalid calls. Meanwhile two more machines connect
+One machine serves three clients. The clients make calls with small and large arrays, some with buffers for
+the answer, send messages without an answer, and make some invalid calls. Meanwhile two more machines connect
 without the token, or prove it and break a rule (`hostile.py`), or send questions and never read. Faults cut
 and reset the clients' links. The invariants: each answer belongs to its question. An unauthenticated client
 is refused for the right reason, and a peer that breaks a rule loses its link for that rule. No valid client
