@@ -1,4 +1,5 @@
-"""Pure: a checkpoint, its facts, and its shards as pieces of a store on a disk; a resumed run's options.
+"""Pure: a checkpoint, with its facts, and with its shards as pieces of a store on a disk; a resumed run's
+options.
 
 The pieces are those of a server's disk (`parameter_server/piece_states.py`): all shards of a run, as its
 servers had them, but without its workers' sessions. The records of the store and of the run are with them. So
@@ -429,7 +430,7 @@ class StoredCheckpoint:
     problems: tuple[str, ...] = ()
     """Damage of newer checkpoints in the same folder."""
     remarks: tuple[str, ...] = ()
-    """Remarks on the other checkpoints of the folder, and on the choice of this one."""
+    """Remarks on the other checkpoints of the folder, and on the chosen checkpoint."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.manifest.name} of run {self.manifest.run}>"

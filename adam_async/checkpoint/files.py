@@ -5,8 +5,8 @@ writer then renames a new file over ``latest``, which names the newest checkpoin
 whole checkpoint. A crash leaves a hidden folder, which the next start removes, or a whole checkpoint that
 `latest` does not name yet. The folder keeps a fixed number of the newest checkpoints. The writer removes an
 older checkpoint only after `latest` names the new one, so the named checkpoint is there after any crash. If
-the newest checkpoint is damaged, a reader takes the one before it. A run that continues an older checkpoint
-removes the newer ones only after its own first checkpoint is durable.
+the newest checkpoint is damaged, a reader takes the checkpoint before it. A run that continues an older
+checkpoint removes the newer ones only after its own first checkpoint is durable.
 
 **One run writes to a folder at a time.** The system releases the lock when the process of a run ends in any
 way. A reader needs no lock.
@@ -80,7 +80,8 @@ class CheckpointFolder:
         """New name of another run's checkpoint that the last write renamed; empty if it renamed none."""
 
     async def take_up(self, resumed: Manifest | None, *, runs: Collection[str] = ()) -> Manifest | None:
-        """Prepare the folder for a run. If the folder has checkpoints, the run must continue one of them.
+        """Prepare the folder for a run. If the folder has checkpoints, the run must continue such a
+        checkpoint.
 
         Args:
             resumed: Manifest of the resumed checkpoint, from this folder or another.
@@ -162,7 +163,7 @@ class CheckpointFolder:
             await self._disk.sync_folder(aside)
             if name in await self._disk.names(self.path):
                 await self._make_room(name)  # never the latest: see `Checkpointer`
-            self._known.add(name)  # so a later write removes it, even if this one is cancelled or fails
+            self._known.add(name)  # a later write removes it, even if the present one fails
             await self._disk.rename(aside, self.path / name)
             await self._disk.write_atomic(self.path / LATEST_FILE, [name.encode()])
         except OSError:
@@ -312,7 +313,7 @@ async def load_checkpoint(folder: Path, disk: Disk) -> Checkpoint:
 
 
 async def open_checkpoint(folder: Path, disk: Disk, written: Path | None = None) -> StoredCheckpoint:
-    """Choose the newest whole checkpoint of a folder, and check each byte of it.
+    """Choose the newest whole checkpoint of a folder, and check its every byte.
 
     Args:
         folder: A folder of checkpoints, or one checkpoint in it; the function then reads only this one.
@@ -444,7 +445,7 @@ async def _others(folder: Path, names: Iterable[str], latest: str, disk: Disk) -
     """Return the checkpoints other than `latest` in reading order, each with a remark if needed.
 
     The order is: older checkpoints of `latest`'s training, other older checkpoints, newer checkpoints. Newer
-    checkpoints come last, because the training goes on from `latest`, not from them.
+    checkpoints come last, because the training goes on from `latest`, not from newer ones.
     """
     runs = await _runs_by_name(folder, names, disk)
     newer = set(_newer(names, latest)) if latest else set[str]()

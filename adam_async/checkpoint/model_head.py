@@ -22,7 +22,7 @@ METADATA_KEY = "adam-async"
 
 RULE_STATE = "rule_state/"
 """Begin of the names of arrays with an update rule's state, such as ``rule_state/mean/fc1.weight``. A model
-takes no value from them."""
+takes no value from rule state."""
 
 SUMS = "adam-async/crc32"
 """Key of the checksums in the metadata: a JSON object with the CRC-32 of each array's bytes, by name."""

@@ -80,7 +80,7 @@ class NewCheckpoint:
     def drop(self) -> bool:
         """Give the checkpoint up, and take further pieces without effect.
 
-        Returns False if it is complete, or was dropped before.
+        Returns False if the checkpoint is complete, or was dropped before.
         """
         if self._has_ended:
             return False

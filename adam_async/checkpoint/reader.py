@@ -164,7 +164,7 @@ async def read_checkpoint(folder: Path, disk: Disk) -> StoredCheckpoint:
 
     Raises:
         CheckpointError: A file is missing, damaged or unreadable.
-        ShortMemory: One of its files does not fit into the available memory.
+        ShortMemory: A file of the checkpoint does not fit into the available memory.
     """
     states: dict[int, ShardState] = {}
     places: dict[StateName, tuple[str, FoundState]] = {}
@@ -214,7 +214,8 @@ async def read_shards(
     """Read one file; return its pieces, each with its shards.
 
     Raises:
-        DamagedFile: The file is missing or damaged. The iterator raises it for a piece that cannot be read.
+        DamagedFile: The file is missing or damaged. The iterator raises the error for a piece that cannot be
+            read.
         ShortMemory: The file is larger than the available memory.
     """
     states = await read_states(disk, folder, head.files, file)

@@ -263,8 +263,8 @@ class ShardCopies:
 
         Raises:
             CheckpointError: A shard is missing or damaged.
-            TransportError, ShardUnavailable: A primary refused them, or did not answer for `patience_s` after
-                its first failure.
+            TransportError, ShardUnavailable: A primary refused the shards, or did not answer for `patience_s`
+                after its first failure.
         """
 
         async def load_bundle(link: Link, specs: Sequence[ShardSpec]) -> None:

@@ -98,7 +98,7 @@ class WholeTensors:
         return values
 
     def take(self, shard: Shard) -> None:
-        """Copy a shard into the tensors, and also its rule's arrays if there is room for them."""
+        """Copy a shard into the tensors, and its rule's arrays, if there is room."""
         spec = shard.spec
         self.values_of(spec)[:] = shard.values
         for name, part in self._state_of(spec).items():

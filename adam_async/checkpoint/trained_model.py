@@ -178,7 +178,7 @@ def check_model(
 
 
 def _check(network: RunModel, weights: Mapping[str, Described], origin: str) -> None:
-    """Check that weights are those of a model.
+    """Check that weights fit a model.
 
     Raises:
         SavedModelError: A name is missing or unknown, or a tensor has another shape or is not floating-point.

@@ -61,7 +61,7 @@ class Reading:
     checkpoint: NewCheckpoint
     """The checkpoint without its records. The caller passes the reading to `write_end` or `write_within`."""
     weights: Mapping[str, NDArray[Any]]
-    """Values by tensor, each in its shape; empty unless the caller asked for them."""
+    """Values by tensor, in its shape each; empty unless the caller asked for them."""
 
     @property
     def states(self) -> tuple[ShardState, ...]:

@@ -128,7 +128,7 @@ def check_spill(config: Config) -> None:
 
 
 def make_folder(folder: Path, option: str) -> None:
-    """Make the folder that an option names. Raises ConfigError: it cannot be made or written to."""
+    """Make the folder that an option names. Raises ConfigError: the folder cannot be made or written to."""
     check_folder(folder, option)
     with failing_as(ConfigError, f"{option}: {folder} cannot be made"):
         os.makedirs(folder, exist_ok=True)

@@ -177,7 +177,7 @@ class LiveTable:
             self._write(line)
 
     def on_event(self, event: AnyEvent) -> None:
-        """Take an event of the run. Another listener prints it; the summary repeats it if it belongs to the
+        """Take an event of the run. Another listener prints the event; the summary repeats events of the
         training."""
         if not self._progress.epoch:
             self._announced.add(text_of(event))

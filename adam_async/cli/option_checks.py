@@ -1,6 +1,6 @@
 """Checks of single commands' and roles' options; `train_checks.py` has the checks for `train`.
 
-A command makes them before it imports the modules of its work, which takes longer than the checks.
+A command checks options before it imports the modules of its work, which takes longer than the checks.
 """
 
 import sys
@@ -55,7 +55,7 @@ def check_page(address: str, option: str, token_file: Path | None) -> None:
 
 
 def check_dashboard(options: DashboardOptions) -> None:
-    """Check the options of `dashboard`. Raises ConfigError: they name nothing to show, or are unsafe."""
+    """Check the options of `dashboard`. Raises ConfigError: they show nothing, or are unsafe."""
     check_page(options.bind, "--bind", options.dashboard_token_file)
     if options.controller is None and options.runs is None:
         raise ConfigError("name what to show: --controller tcp://HOST:PORT, --runs FOLDER, or both")

@@ -174,7 +174,7 @@ def of_field(option: Option) -> Parameter:
 
 
 def check_threads(threads: int) -> None:
-    """Check a number of compute threads; 0 is one per core. Raises ConfigError: it is out of range."""
+    """Check a number of compute threads; 0 is one per core. Raises ConfigError: out of range."""
     check_bounds("--threads", threads, 0, MAX_THREADS_PER_CORE * usable_cores())
 
 

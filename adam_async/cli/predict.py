@@ -73,7 +73,7 @@ async def run_prediction(
 
 
 def _image_shape(model: Model) -> tuple[int, int, int]:
-    """Return the shape of a model's images. Raises ConfigError: it takes no images, or names no classes."""
+    """Return the shape of a model's images. Raises ConfigError: no images, or no class names."""
     spec, shape = model.network.spec, model.input_shape
     cure = "adam-async export MODEL --onnx FILE writes it for programs that compute its outputs"
     if len(shape) != 3:

@@ -39,7 +39,7 @@ def run_in_loop(
 
 
 def run_role(main: Callable[[Terminal, Health], Coroutine[Any, Any, int]], options: RoleOptions) -> int:
-    """Run a role, and answer its probes. A parent process prefixes the lines of its children."""
+    """Run a role, and answer health probes. A parent process prefixes the lines of its children."""
     lines = NodeLine() if options.supervised else JsonLine() if options.log_format == "json" else RoleLine()
     return run_in_loop(
         lambda terminal: with_health(options, lambda health: main(terminal, health)),
@@ -103,7 +103,7 @@ async def with_serving(options: LogOptions, work: Callable[[Health], Awaitable[i
     """Run a command that is ready as long as it runs. See `with_health`."""
 
     async def ready(health: Health) -> int:
-        """Run the command; its health is ready until the command ends, and then draining."""
+        """Run the command; the health is ready until the command ends, then draining."""
         health.follow(lambda: "")
         try:
             return await work(health)

@@ -6,7 +6,7 @@ block then closes its resources. The second signal ends the process, and with it
 In a training with checkpoints a first SIGTERM stops the run with a checkpoint; the next signal cancels the
 task.
 
-The handlers are those of `signal`, not of the loop: they also run while the loop is busy.
+The handlers are set by `signal`, not by the loop, so they also run while the loop is busy.
 """
 
 import asyncio

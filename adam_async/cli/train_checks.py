@@ -1,7 +1,7 @@
 """Checks of a training's options that need neither NumPy nor the training's modules.
 
-A command makes them before it imports those modules, which takes longer. `train` makes them again once the
-options of a checkpoint or record have joined.
+A command checks options before it imports slower modules. `train` checks them again once the options of a
+checkpoint or record have joined.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
 """`train --optimizer lbfgs`: a network or a step of the user is minimised by L-BFGS over all training images.
 
-The workers are threads of this process. The servers are in this process, with ``--store`` on disk. Or they
-are those of the cluster at ``--controller``, with its copies and disks. An iteration counts as an epoch of
-the report: a pass over all images for each evaluation of the line search.
+The workers are threads of this process. The servers are in this process, with ``--store`` on disk. Or the
+servers belong to the cluster at ``--controller``, with its copies and disks. An iteration counts as an epoch
+of the report: a pass over all images for each evaluation of the line search.
 """
 
 import asyncio
@@ -68,7 +68,8 @@ OF_COORDINATOR = frozenset("epochs replicas report out attach replace".split())
 
 
 def check_lbfgs(options: TrainOptions, config: Config, *, is_launched: bool) -> None:
-    """Check that each given option has an effect. Raises ConfigError: an option has no effect; names it."""
+    """Check that each given option has an effect. Raises ConfigError: an option has no effect; the error
+    names the option."""
     if is_launched:
         raise ConfigError("launch starts roles of runs, and --optimizer lbfgs has none: use adam-async train")
     if options.optimizer == "lbfgs-worker" and options.controller is None:

@@ -180,7 +180,7 @@ class BundleConnection(Session):
         return link
 
     async def _attend(self, link: Link) -> bool:
-        """Use one link until a fault. Returns whether any request was settled on it."""
+        """Use one link until a fault. Returns whether any request was settled on the link."""
         self._trouble.clear()
         self.settled, self._refusal = 0, ""
         node, bundle = self._node, self.home

@@ -488,7 +488,7 @@ class Session:
 
         Args:
             shards: All shards of this bundle; every step was applied to each.
-            on_answer: Called once, when the primary has counted them.
+            on_answer: Called once, when the primary has counted the steps.
         """
         body = ReportSteps(
             **self._identity, shards=shards, number=self.numbers.next_steps(shards, len(steps)), steps=steps

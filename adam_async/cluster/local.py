@@ -68,7 +68,7 @@ class LocalCluster(Cluster):
         inputs: See `ClusterInputs`.
 
     `async with` starts the roles; the block's end ends them at once, and waits for compute threads to finish
-    their group. The error of a failed role cancels the block and is raised by it.
+    their group. The error of a failed role cancels the block and is raised by the block.
 
     Raises:
         ConfigError: `config.slow` names an unknown node, `config.weights` does not fit the network,

@@ -152,7 +152,7 @@ class Supervisor:
         threads: int = 0,
         config: Config | None = None,
     ) -> RoleHandle:
-        """Start a role, and restart it after its deaths. See `RoleSpec` for the arguments.
+        """Start a role, and restart it after each death. See `RoleSpec` for the arguments.
 
         Args:
             config: Options of the role; None: those of the run.
@@ -286,7 +286,7 @@ class Supervisor:
             if not restart:
                 if served and not self._death.done():
                     self._death.set_exception(self._last_death(spec, how, refusal, exhausted=left == 0))
-                    self._death.exception()  # mark it retrieved: without a `train`, no wait does
+                    self._death.exception()  # mark the error retrieved: without a `train`, no wait does
                 return
             left -= 1
             if self.driver is not None:

@@ -184,7 +184,8 @@ class LocalCluster:
         return first_cause(error)
 
     def _close(self, failure: BaseException | None) -> None:
-        """End the cluster. If its thread does not end in time, add a note to the failure, or raise."""
+        """End the cluster. If the thread does not end in time, add a note to the failure, or
+        raise."""
         assert self._thread is not None
         self._running.cancel()
         try:

@@ -392,7 +392,7 @@ class Membership:
         Args:
             home: Home of the bundle.
             expected: Version of the record from which the new one was made.
-            record: New record, with its store's id.
+            record: New record, with the store's id.
 
         Raises:
             RunFailed: The controller refused the record, which breaks a rule of bundles.

@@ -176,7 +176,7 @@ class Answer:
     refused: str = ""
     """Why the request was refused, so that it never has an effect; empty without a refusal."""
     unknown: bool = False
-    """Whether the outcome is unknown: the request may have taken effect, or may still do so."""
+    """Whether the outcome is unknown: the request may have taken effect, or may still take effect."""
 
 
 Observe = Callable[[Core, ReplicatedState, Event | None, Sequence[Effect]], None]
@@ -309,7 +309,7 @@ class ConsensusNode:
             self._take(question)
 
     def introduce(self) -> Introduced | None:
-        """Return the identity of this controller; None before it is durable."""
+        """Return the identity of this controller; None before the identity is durable."""
         if not self._peers.me:
             return None
         members = self._core.members.all if self._core is not None else ()

@@ -12,7 +12,7 @@ After `WARN_S` without a leader a warning names the result of the last attempt a
 
 Servers and store clients can work without a controller, so they search for `controller_s`; other roles search
 for `patience_s`. A restarted single controller asks a server for its stores before it leads (`learned_map`).
-The server reports them during its search.
+The server reports its stores during its search.
 
 The connection gives up a link that breaks, or that leads to a controller which does not lead. If there are
 other controllers, it also gives up a link that stays silent for `SILENT_S` beyond the request's own time: its

@@ -113,7 +113,7 @@ class PermissionTable:
     def refusal(self, attempt: Attempt, cluster: ClusterMap) -> Refusal | None:
         """Return why an attempt is refused; None if the leader may propose it.
 
-        An unknown key passes: the map refuses it.
+        An unknown key passes: the map refuses the key.
         """
         kind = attempt.key.partition("/")[0]
         is_named = "/" in attempt.key and not is_piece(attempt.key)

@@ -63,7 +63,7 @@ class RoleSettings:
         controller: Address of the controller, or of several joined by commas; empty for a role that is not a
             member.
         timeline: Records the messages of its links.
-        process_memory: Describes its process and its peak memory.
+        process_memory: Describes the role's process and peak memory.
     """
 
     network: Network
@@ -82,7 +82,7 @@ class Role:
 
     Args:
         settings: Its place in the cluster.
-        info: Facts about it for the cluster map (`NodeRecord.info`).
+        info: Facts about the role for the cluster map (`NodeRecord.info`).
     """
 
     in_place: Collection[str] = ()
@@ -216,7 +216,7 @@ class Role:
     async def listen_also(self, address: str) -> str:
         """Until the block ends, open a second listener for peers that cannot reach the first.
 
-        Returns its address; for errors see `Network.listen`.
+        Returns the listener's address; for errors see `Network.listen`.
         """
         return await self._listen_at(address, self._stack)
 

@@ -11,10 +11,10 @@ versions that earlier leaders sent. A controller behind a watcher's version make
 versions never go back for a watcher.
 
 Members keep a link to the leader. The leader suspects an incarnation whose last link breaks, or which has no
-link to a new leader (`failure_detector`). At a deadline it proposes the loss, like any other change.
+link to a new leader (`failure_detector`). At a deadline the leader proposes the loss, like any other change.
 
-A single controller is a group of one, and runs the same code. Without a folder it may learn its first map
-from servers of an earlier controller before it leads (`learned_map`).
+A single controller is a group of one, and runs the same code. Without a folder a controller may learn its
+first map from servers of an earlier controller before it leads (`learned_map`).
 """
 
 import asyncio
@@ -111,8 +111,8 @@ class Controller(Role):
         settings: The controller's place; `Waits.grace_s` is the time for a node to return after its link
             broke.
         setup: The controller's part in the group's consensus.
-        peers: Node ids and addresses of all controllers in the group, including this one. If it is empty, and
-            `alone` is false, `group.set_addresses` sets them later.
+        peers: Node ids and addresses of all controllers in the group, including this one. Without addresses,
+            and with `alone` false, `group.set_addresses` sets them later.
         alone: Whether the controller is a group of one if `peers` is empty.
         most_sessions: Maximum number of client sessions; the same throughout a group.
         permits: Permissions for the map's keys; by default a `PermissionTable`.
@@ -335,7 +335,7 @@ class Controller(Role):
             request.fail(SESSION_OVER, text)
             return
         size = sum(tensor.nbytes for tensor in request.message.tensors)
-        if size > MOST_VALUE_BYTES:  # decoding it would block this controller
+        if size > MOST_VALUE_BYTES:  # decoding the request would block this controller
             request.fail("invalid", value_too_large(body.key, size))
             return
         record = read_text_tensor(request.message, dict[str, Any], MOST_VALUE_BYTES)

@@ -28,7 +28,7 @@ A run that trains outlives its driver. The run goes on to the end of its epoch, 
 to the end of its last epoch. Then it waits for another driver to take it over.
 
 The driver sets the pieces of the program's blob (``run/<n>``), then the program's record (``run``). The map
-has one program at a time; its stores leave the map with it. No rule reads the blob.
+has one program at a time; the program's stores leave the map with the program. No rule reads the blob.
 """
 
 import itertools

@@ -86,7 +86,7 @@ def _listed(folder: Path) -> dict[str, float]:
 
 
 def state_of(name: str, data: bytes) -> State:
-    """Return the state at the end of the run in a file. Raises ValueError: it has neither form."""
+    """Return the state at the end of the run in a file. Raises ValueError: the file has neither form."""
     state = State(name)
     for event in _events(data):
         state.take(event)

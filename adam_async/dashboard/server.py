@@ -106,7 +106,7 @@ class Site:
     """State of a run in progress; None: past runs alone."""
     past: PastRuns | None = None
     operate: Operate | None = None
-    """Carries out operations; None: they are not permitted."""
+    """Carries out operations; None: operations are not permitted."""
 
 
 class Dashboard:

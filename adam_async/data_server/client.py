@@ -4,12 +4,12 @@ A `DataClient` keeps a few groups ahead, so a compute thread seldom waits for in
 the start of an epoch, and if it trains faster than data servers prepare groups. The client counts these
 waits.
 
-One data server leases all groups of the run. Two tasks share the link to it. One requests leases when it has
-room, and the server may delay the answer; the other reports finished groups. After the link breaks, or after
-a change of the data server, both tasks begin again on a new link. The client first sends the leases that it
-holds, so that another data server can continue from them. A request contains the number of received leases,
-so a lost answer loses none. A third task reads the images of the leased groups from any data server
-(`group_reader`).
+One data server leases all groups of the run. Two tasks share the link to the data server. One requests leases
+when it has room, and the server may delay the answer; the other reports finished groups. After the link
+breaks, or after a change of the data server, both tasks begin again on a new link. The client first sends the
+leases that it holds, so that another data server can continue from them. A request contains the number of
+received leases, so a lost answer loses none. A third task reads the images of the leased groups from any data
+server (`group_reader`).
 
 From a pool the client asks for a *piece*, the groups of one answer: half a second of its measured work
 (`PieceSize`). The client asks for the next piece when it begins its newest one. So it asks about twice a
@@ -185,7 +185,7 @@ class DataClient:
         self._ahead = ahead
         self._pieces = PieceSize(first=first_piece, most=MOST_LEASES) if first_piece is not None else None
         self._ask_at = ahead // 2 if first_piece is None else 0
-        """Number of untaken groups at which the client asks for more. This is half of the groups ahead,
+        """Number of untaken groups at which the client asks for more. The number is half of the groups ahead,
         because one request for them costs less than one per group; from a pool, the newest piece."""
         self._report_at = max(ahead // 2, 1)
         """Number of finished groups that are reported together."""
@@ -400,7 +400,7 @@ class DataClient:
 
     @property
     def _lacks_room(self) -> bool:
-        """Whether the leased groups do not fit into memory, and less than half of it is free."""
+        """Whether the leased groups do not fit into memory, and less than half of the memory is free."""
         room = self._ahead - len(self._groups)
         return room < min(len(self._leased), -(-self._ahead // 2))
 

@@ -368,7 +368,7 @@ class Epoch:
         return self._warming
 
     def advance(self) -> None:
-        """Close the epoch, or end the warm start, if enough groups are finished for it."""
+        """Close the epoch, or end the warm start, if enough groups are finished."""
         # Closing may skip all waiting groups.
         self._close_if_due()
         busy = self.over or self.leases or self.unsettled or any(self.queues.values())

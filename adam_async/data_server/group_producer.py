@@ -482,7 +482,7 @@ class GroupProducer:
         assert self._pool is not None, "the thread is there before any run"
         while self._given < AT_ONCE and (self._urgent or self._ahead):
             if not self._urgent and not group_cache.has_room(self._given):
-                for block in self._ahead:  # named again with the next question of their worker
+                for block in self._ahead:  # the groups are named again with the next question of their worker
                     group_cache.forget(block)
                 self._ahead.clear()
                 return

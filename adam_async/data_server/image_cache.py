@@ -13,7 +13,7 @@ together, as a *block*. An answer with several such groups is one slice of the b
 when all its groups are taken; the memory is freed with the last slice.
 
 A block of transformed images, or of images that are not in memory, takes time. For such images `prepare` and
-`want` return the blocks to make. The caller makes them on its thread and adds them with `put`. If memory is
+`want` return the blocks to make. The caller makes blocks on its thread and adds them with `put`. If memory is
 short, the cache drops blocks without a waiting request, oldest first. A block depends only on the epoch and
 its number, so it can be made again.
 """
@@ -327,7 +327,7 @@ class GroupCache:
         return self._cut_out(self._order.indices[groups.start * size : groups.stop * size])
 
     def put(self, block: int, pictures: Pictures) -> None:
-        """Add a block after it was named and made."""
+        """Add a block that was named and then made."""
         self._making.discard(block)
         self._ready[block] = pictures, self._made
         self._watch(pictures[0])

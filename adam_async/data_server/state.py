@@ -3,7 +3,8 @@
 The state belongs to the *dealer*, the data server that leases the groups of a run. It is in memory only. The
 next dealer *follows*: it continues the epoch in progress from the leases that all workers send it, and from
 the *sets* of groups that the shards have, which it reads afterwards. So each lease of the previous dealer is
-known: a worker holds it, or all sets have the group, or the replica is lost and the sets are final for it.
+known: a worker holds it, or all sets have the group, or the replica is lost and the sets are final for that
+replica.
 
 A *lease* is one group handed to a replica; it ends when all parts of the replica have reported the group
 finished. A replica may be lost, or begin another *generation* because a worker is replaced. The old
@@ -334,7 +335,7 @@ class DataState:
         effects = [e for r in event.finished for e in self._finish(event.replica, event.partition, r, now)]
         if self._epoch is not None:
             log.settle(self._epoch.leases)
-        # A slow replica may get more groups after it has finished some (`replica_leases`).
+        # A slow replica may get more groups after finishing some (`replica_leases`).
         if any(parked.asked.replica == event.replica for parked in self._parked):
             effects += self._answer_parked(now)
         return effects

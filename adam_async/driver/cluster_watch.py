@@ -133,7 +133,7 @@ class ClusterWatch:
                 async with asyncio.timeout(POLL_S):
                     counts = await self._queries.store_counts(primary.address, store.id)
             except (TransportError, TimeoutError, ValueError):
-                continue  # its loss, or its silence, is an incident
+                continue  # the server's loss or silence is an incident
             if counts.shards:
                 self._stream.publish(StoreCounted(store=name, node=primary.node, counts=counts))
 

@@ -330,7 +330,7 @@ class Driver:
         prepared = await self._prepare_run(data)
         kept = await self._take_up_folder(saved)
         try:
-            if saved is not None and saved.store is None:  # the servers in the map have its shards
+            if saved is not None and saved.store is None:  # the servers in the map have the run's shards
                 program, cluster = await self._take_over(saved, kept, prepared)
             else:
                 in_flight = await unless_stopped(self._readiness.wait_for_workers(), self._stopping)
@@ -445,7 +445,7 @@ class Driver:
     async def _take_over(
         self, saved: SavedRun, kept: Manifest | None, prepared: PreparedRun
     ) -> tuple[TrainingProgram, ClusterMap]:
-        """Become the driver of a run of the map. An error before leaves the run as it is.
+        """Become the driver of a run of the map. An earlier error leaves the run unchanged.
 
         Args:
             kept: The newest checkpoint of the run.

@@ -103,7 +103,7 @@ class RunEvents:
         Args:
             subject: Node, or home of a bundle.
             text: Sentence for the report; empty for none.
-            at: Time at which it began, in seconds since 1970; 0: now.
+            at: Time at which the incident began, in seconds since 1970; 0: now.
         """
         if text:
             self._keep(text)

@@ -61,7 +61,7 @@ class RoleCounts(RoleQueries):
         """Return the address of the dealer; empty while the run waits for a data server.
 
         Raises:
-            RunFailed, RoleDied: The run waits for none, because it has failed.
+            RunFailed, RoleDied: The run waits for no data server, because it has failed.
         """
         if self._map.run is not None and not self._map.dealing:
             check_failed(self._map, self._run())

@@ -210,7 +210,7 @@ class SavedRun:
 
     @classmethod
     def of(cls, record: RunRecord, store: FoundStore | None = None) -> Self:
-        """Return the run of a record. Raises ConfigError: its program cannot be read."""
+        """Return the run of a record. Raises ConfigError: the run's program cannot be read."""
         program = read_training(record.program)
         record = with_results_before(record, program.resumed)
         return cls(record=record, program=program, manifest=saved_manifest(record), store=store)
@@ -236,7 +236,7 @@ class SavedRun:
 
 
 def run_in(cluster: ClusterMap, run: ProgramRecord) -> SavedRun:
-    """Return the run of the map. Raises ConfigError: its program cannot be read."""
+    """Return the run of the map. Raises ConfigError: the run's program cannot be read."""
     record = RunRecord(program=run, ended=cluster.ended, results=cluster.results, evaluated=run.evaluated)
     return SavedRun.of(record.until(cluster.ended))
 
@@ -263,7 +263,7 @@ def at_first_gap(
 ) -> Manifest:
     """Return a run's manifest at its first epoch that is incomplete in some shard, or not evaluated.
 
-    The run goes on with this epoch. Shards that have groups of it or of later epochs refuse them.
+    The run goes on with this epoch. Shards that have groups of this epoch or later ones refuse repetitions.
 
     Args:
         states: States of all shards.

@@ -153,7 +153,7 @@ def cores_of_rank(environment: Mapping[str, str], cores: int) -> int:
 
 
 def restarts_in(environment: Mapping[str, str]) -> int:
-    """Return the number of restarts of a job; 0 without a variable. Raises ConfigError: it has no number."""
+    """Return the number of restarts of a job; 0 without a variable. Raises ConfigError: no number in it."""
     counted = (number_in(environment, name, 0, 10**9) for name in RESTARTS if environment.get(name))
     return max(counted, default=0)
 

@@ -85,7 +85,7 @@ class Hosts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     key: str = ""
     """File with the private key of the user; empty: the keys of the user's agent and ``~/.ssh``."""
     environment: Mapping[str, str] = {}
-    """Variables of the roles, in addition to those of their hosts. Other users of a host can read them."""
+    """Variables of the roles, in addition to those of their hosts. Other users of a host can read these."""
 
     def command_of(self, host: Host) -> str:
         """Return the beginning of a command line for the host's shell."""

@@ -122,7 +122,7 @@ class RayConnection:
         """Call a blocking function of Ray on the thread, and return its result.
 
         Raises:
-            DeadlineExceeded: The call took too long; it continues, and further calls wait for it.
+            DeadlineExceeded: The call took too long; the call continues, and further calls wait.
         """
         loop = asyncio.get_running_loop()
         async with Within(timeout_s, what):

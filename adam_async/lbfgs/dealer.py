@@ -91,7 +91,7 @@ class Dealer:
         self._workers.add(worker)
         deal = self._deal
         if deal is not None and asked.evaluation == deal.number:
-            piece = self._piece_at.get(asked.batch, -1)  # a wrong batch is that of no piece
+            piece = self._piece_at.get(asked.batch, -1)  # a wrong batch belongs to no piece
             if asked.pushes:
                 deal.pushed(worker, piece)
             else:

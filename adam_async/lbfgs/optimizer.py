@@ -100,9 +100,9 @@ class LBFGS:
 
     Args:
         store: The store, with consistency ``asp``. The store's values are where the minimisation begins. No
-            other program may push to it during the minimisation. Its rules have no effect.
+            other program may push to the store during the minimisation. Its rules have no effect.
         function: Function ``loss_and_gradient(values, batch)`` that returns the batch's part of the objective
-            and its gradient, by name. Threads call it; it does not change the values.
+            and its gradient, by name. Threads call the function; it does not change the values.
         batches: The batches, each for one call.
         history: Number of vector pairs that the servers keep.
         tolerance: Norm of the gradient at which the minimisation ends, as a share of the first norm.
@@ -202,7 +202,7 @@ class LBFGS:
                 await self._start_workers(stack)
                 if not self._now.minimiser.is_done:
                     await self._make_vectors()
-                    # A move without an evaluation needs the gradient as it is, and no piece of it is missing.
+                    # A move without an evaluation needs the gradient unchanged, and no piece is missing.
                     if was_lost and self._now.minimiser.move.evaluates:
                         await self._end_earlier_evaluations()
                 result = await self._iterate(iterations, on_iteration)
@@ -533,7 +533,7 @@ def written(record: CoordinatorState) -> NDArray[np.float32]:
 
 
 async def _read(records: ParameterStore) -> CoordinatorState | None:
-    """Read the record; None if none has been written yet. Raises StoreError: no minimisation can have it."""
+    """Read the record; None if none has been written yet. Raises StoreError: impossible numbers."""
     try:
         return unwritten((await records.pull())["record"])
     except ValueError as error:
@@ -544,7 +544,8 @@ async def _read(records: ParameterStore) -> CoordinatorState | None:
 
 
 def unwritten(values: NDArray[Any]) -> CoordinatorState | None:
-    """Return an array's record; None if it is empty. Raises ValueError: it is none, or contradicts itself."""
+    """Return an array's record; None if it is empty. Raises ValueError: the array has no record, or the
+    record contradicts itself."""
     if not values[0]:
         return None
     try:

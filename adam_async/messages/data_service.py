@@ -123,7 +123,7 @@ class ReadGroups(Body, frozen=True, kw_only=True):
     run: RunId
     epoch: Epoch
     numbers: Annotated[tuple[GroupNumber, ...], msgspec.Meta(min_length=1, max_length=MOST_GROUPS)]
-    """Numbers of the groups, each once. The answer has the first ones of them."""
+    """Numbers of the groups, each once. The answer has the first numbers."""
     least: Count = 1
     """Number of groups for which the answer waits. Further groups are in the answer if they are made already;
     otherwise the data server makes them ahead of the next request."""

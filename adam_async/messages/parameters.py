@@ -75,7 +75,7 @@ class Commands(msgspec.Struct, frozen=True, array_like=True):
     dots: Annotated[tuple[DotProduct, ...], msgspec.Meta(max_length=MOST_TERMS)]
 
     def vectors(self) -> set[int]:
-        """Return the numbers of all vectors that it names."""
+        """Return the numbers of all vectors in the step."""
         operands = {number for each in self.combine for _, number in (*each.terms, (0.0, each.into))}
         return operands.union(*((each.first, each.second) for each in self.dots)) - {0}
 
@@ -123,8 +123,8 @@ class Push(Body, frozen=True, kw_only=True):
     vector: VectorNumber = 0
     """Vector to which the gradients are added, or whose values are assigned; 0 for the values."""
     commands: Commands | None = None
-    """Commands instead of tensors, for all shards of a bundle that are pushed to: `shards` names the first of
-    them, and `numbers` has one number for all or one for each. An assignment: `assign` is set."""
+    """Commands instead of tensors, for all shards of a bundle that are pushed to: `shards` names the first
+    shard, and `numbers` has one number for all or one for each. An assignment: `assign` is set."""
 
     def named_vectors(self) -> set[int]:
         """Return the numbers of all vectors that the push names."""
@@ -158,7 +158,7 @@ class Pushed(Body, frozen=True, kw_only=True):
     versions: VersionOfEach
     problems: Annotated[tuple[Problem, ...], msgspec.Meta(max_length=MOST_IN_A_META)] = ()
     clock: Clock = 0
-    """Clock of the values, if the message has them: they include all pushes of live replicas up to it."""
+    """Clock of the values, if the message has them: the values include all live replicas' pushes up to it."""
     dots: Annotated[
         tuple[Annotated[tuple[Finite, ...], msgspec.Meta(max_length=MOST_PARTIALS)], ...],
         msgspec.Meta(max_length=MOST_TERMS),

@@ -241,7 +241,7 @@ class PinFacts(msgspec.Struct, frozen=True, kw_only=True):
     homes: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=MOST_PIN_BUNDLES)]
     """Names of all bundles of the pin."""
     servers: Annotated[tuple[NodeId, ...], msgspec.Meta(max_length=MOST_PIN_SERVERS)]
-    """Servers that had copies in sync of any of them; no other server can have saved them."""
+    """Servers that had copies in sync of any pinned shard; no other server can have saved these shards."""
     began_ms: Version
     """Time at which the server began to save the shards, in milliseconds since 1970."""
     nbytes: Count = 0

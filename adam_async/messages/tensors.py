@@ -1,6 +1,6 @@
 """Pure: tensors of a message: text, packed records, numbers.
 
-The receiver validates all of them before their use.
+The receiver validates all tensors before their use.
 """
 
 from collections.abc import Callable

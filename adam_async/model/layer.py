@@ -61,8 +61,8 @@ def extent(shape: Shape) -> int:
     """Return the length of the axis that cuts divide: rows of an image, or features.
 
     Args:
-        shape: Shape of one image, without the batch: ``(C, H, W)`` or ``(F,)``. A loss has ``()``, which
-            gives 1.
+        shape: Shape of one image, without the batch: ``(C, H, W)`` or ``(F,)``. For a loss the shape is
+            ``()`` and the number 1.
     """
     return shape[_axis(shape)] if shape else 1
 
@@ -372,7 +372,7 @@ class Layer(ABC):
     def backward(self, weights: Weights, slots: Slots) -> None:
         """From ``slots.error``, fill each of ``slots.input_errors`` that is not None.
 
-        Called only if at least one of them is not None. The method may overwrite ``slots.error`` only if
+        Called only if at least one input error is not None. The method may overwrite ``slots.error`` only if
         `SHARES_INPUT` is true. Weights may have changed since forward, because other threads update them
         without a lock, by design.
         """

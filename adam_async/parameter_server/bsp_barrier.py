@@ -75,7 +75,7 @@ class PendingContributions:
                     yield each.push.push
 
     def contribute(self, clock: int, contribution: Contribution) -> bool:
-        """Add a contribution. Returns False if it is too late, or its session's second."""
+        """Add a contribution. Returns False if the contribution is too late, or its session's second."""
         if clock <= self.reached:
             return False
         pending = self.waiting.setdefault(clock, [])

@@ -10,7 +10,7 @@ depend on staleness follow from the versions, and the versions follow from the l
 A batch of gradients may take several rounds of the loop. So the bundle hands it to the shell as *work*
 (`take_work`), and the shell reports it done (`applied` or `sum_applied`). Later entries wait for the batch: a
 clock must not count a push that is not in the values. In bsp contributions, ticks and clocks do not touch
-values, so they do not wait for sums in progress. The sums that they complete do wait.
+values, so they do not wait for sums in progress. Sums that contributions complete do wait.
 
 A bundle never waits, sends answers, reads the time, or touches values or gradients.
 """
@@ -150,7 +150,7 @@ class Bundle:
     def _room(self, due: Entry | ApplySum) -> int:
         """Return how many leading shards of a sum may change now; for a batch 0 or 1.
 
-        The copies for a reader or a pin have bounded memory: work may wait until some of them are taken.
+        The copies for a reader or a pin have bounded memory: work may wait until some copies are taken.
         """
         if isinstance(due, ApplySum):
             return min([each.room_for(due.shards) for each in self._kept_from(due)], default=len(due.shards))
@@ -481,7 +481,7 @@ class Bundle:
         Args:
             until: Time at which the snapshot ends, unless the reader takes shards and asks for more.
 
-        Returns 0 if it keeps the shards, else the clock of a shard that has passed the given clock.
+        Returns 0 if the bundle keeps the shards, else the clock of a shard that has passed the given clock.
         """
         snapshot = self.snapshot
         if snapshot is None or (snapshot.clock, snapshot.link) != (clock, link):
@@ -500,7 +500,7 @@ class Bundle:
     def begin_cut(self, clock: int) -> int:
         """Keep all shards at a clock as `cut`, until the disk has taken them or `end_cut`.
 
-        Returns 0 if it keeps the shards, else the clock of a shard that has passed the given clock.
+        Returns 0 if the bundle keeps the shards, else the clock of a shard that has passed the given clock.
         """
         assert self.cut is None
         if (fastest := self._fastest()) > clock:
@@ -570,7 +570,7 @@ class Bundle:
         self.replicas.advance(ours, Replica(report.replica), report.incarnation, clock)
 
     def _forget(self, replica_generations: Set[int]) -> None:
-        """Drop the push numbers of generations. From then on the server refuses their pushes."""
+        """Drop the push numbers of generations. The server then refuses pushes of these generations."""
         for tables in each_tables(self._touched()) if replica_generations else ():
             for session in tables.sessions():
                 if session[1] in replica_generations:

@@ -315,7 +315,7 @@ class BundleCopy:
         if isinstance(message, Copy | PieceCopy):
             record = self._core.record
             if (sender, message.generation) != (record.primary, record.generation):
-                self._deliver(sender, message, None)  # the core refuses it whatever its content is
+                self._deliver(sender, message, None)  # the core refuses the message whatever its content is
                 return
             if (whole := self._parts.add(sender, message, list(tensors))) is None:
                 return
@@ -349,7 +349,7 @@ class BundleCopy:
             tensors = [tensor for part in parts for tensor in part]
             specs = self._pieces[message.piece]
             if message.digest and not self._core.expects_piece(message):
-                self._deliver(sender, message, None)  # the core refuses it, so the disk is not read for it
+                self._deliver(sender, message, None)  # refused in any case, so nothing is read
                 return
             if message.digest:
                 whole = partial(self._take_offered, sender, message, tensors)
@@ -501,7 +501,7 @@ class BundleCopy:
         bundle, primary = self._shards.bundle, self._core.primary
         self._count_applied()
         while self._asked and not (primary is not None and primary.wants_piece(self._asked[0])):
-            self._asked.popleft()  # its member has left, or its session has ended
+            self._asked.popleft()  # the piece's member has left, or the session has ended
         is_between = bundle.idle and not self._applying
         # While a piece is to be copied, entries wait: the shards would never be idle in a steady stream.
         saves = self._saver is not None and self._saver.has_request and self._core.is_whole
@@ -525,7 +525,7 @@ class BundleCopy:
         absent: Set[ShardId] = frozenset()
         if self._is_catching_up:
             if not self._core.applies_to(0, logged.position):
-                self._applying -= 1  # all pieces have the entry, or will arrive with it
+                self._applying -= 1  # all pieces have the entry, or arrive with it
                 self._core.applied(self._core.log.applied + 1)
                 return
             absent = {
@@ -581,7 +581,7 @@ class BundleCopy:
         nbytes = entry_bytes([tensors] if is_there else [tensors, arrays])
         if nbytes > MOST_BYTES:  # the other member takes no more
             if len(tensors) > 1 and entry_bytes([arrays]) <= MOST_BYTES:
-                return False  # the next complete sums free their pushes
+                return False  # the next complete sums free the pushes
             self._report_too_large(asked.piece, nbytes)
             return True
         if not is_there:

@@ -71,7 +71,7 @@ async def write_cut(
     states: AsyncIterator[State],
     is_whole: Callable[[], bool],
 ) -> CutFolder | None:
-    """Write a bundle at a clock, and return once it is durable. Returns None if it was given up.
+    """Write a bundle at a clock, and return once it is durable. Returns None if the cut was given up.
 
     Args:
         folder: Folder of the store.
@@ -132,7 +132,7 @@ async def read_cut(disk: Disk, path: Path, generation: int) -> CutFolder:
     places: dict[int, tuple[str, FoundState]] = {}
     for file in head.files:
         for each in await written_once.read_states(disk, path, head, file):
-            # Without its content, so that only one file at a time is in memory.
+            # Without the piece's content, so that only one file at a time is in memory.
             places[each.key.shard] = (
                 file,
                 FoundState(each.key, memoryview(b""), each.sizes, each.position, each.end),

@@ -38,7 +38,7 @@ class KeptShards:
 
     Attributes:
         copied_bytes: Size of the copies that no reader has taken, in bytes.
-        lacks_memory: Whether they have ended because a copy had no memory.
+        lacks_memory: Whether the kept shards have ended because a copy had no memory.
     """
 
     def __init__(self, shards: Mapping[ShardId, Shard]) -> None:

@@ -139,7 +139,7 @@ class OfferedPieces:
         """Return whether no entry has changed the arrays of an offered piece since the offered position.
 
         Args:
-            asked: The piece, its member and the session.
+            asked: The piece, its receiving member, and their session.
             position: Position of the last entry in the piece on this server.
         """
         offer = self._offers.get(asked.to)

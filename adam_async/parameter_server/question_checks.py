@@ -401,7 +401,7 @@ def _twice(numbers: Sequence[int]) -> str:
 
 
 Peer = tuple[str, int]
-"""Identity of a peer: its node and its incarnation."""
+"""Identity of a peer: the node and its incarnation."""
 
 MOST_SESSIONS = 8
 """Maximum number of sessions of one peer that the map does not name, and of one generation that it names."""

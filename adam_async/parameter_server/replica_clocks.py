@@ -163,7 +163,7 @@ class ReplicaClocks:
             for each in tables_of([shard for shard in shards if shard.clocks.get(replica, 0) < clock]):
                 if self._known or _has_room(each, replica):
                     each.clocks[replica] = clock
-        # The map may name the replica later. Without its clock it would then seem to be behind.
+        # The map may name the replica later. Without its clock the replica would then seem to be behind.
         elif self._clocked and (replica, incarnation) not in self.ended:
             for each in [tables] if tables is not None else tables_of(shards):
                 each.note_early(replica, incarnation, clock)

@@ -316,7 +316,7 @@ class SavedStores:
         return pack(body, [packed_tensor(tuple([each.saved() for each in listed]))])
 
     def _readable(self, body: ReadSaved) -> StoreDisk:
-        """Return the disk of a lost store. Raises DataError: this server does not have it."""
+        """Return the disk of a lost store. Raises DataError: this server does not have the pin."""
         found = self._disk.find(body.store) if self._disk is not None else None
         if found is None or not found.is_saved:
             raise DataError(f"no store {body.store} to read is on its disk")

@@ -77,7 +77,7 @@ class ServerDisk:
     async def _open(self, folder: Path) -> None:
         with failing_as(ConfigError, f"{folder} cannot be read", f"; move it out of {self.folder}"):
             identity = await read_identity(self.ports.states, folder)
-        if identity is None:  # its server ended before the first write
+        if identity is None:  # the folder's server ended before the first write
             if any(segment_name(name) for name in await self.ports.states.names(folder)):
                 self.ports.notice(
                     f"{folder} is removed: its files are empty; its server ended before the first write, or "

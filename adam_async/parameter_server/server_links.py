@@ -192,7 +192,7 @@ class ServerLinks:
                 peer.is_wanted.set()
             elif peer.is_wanted.is_set():
                 peer.is_wanted.clear()
-                peer.entries.drop()  # its queue has entries for a server that is no member
+                peer.entries.drop()  # the peer's queue has entries for a server that is no member
 
     def _new_peer(self, member: Member, address: str) -> _Peer:
         peer = self._peers[member] = _Peer(self._endpoint, self._pieces, member, address, self._now())
@@ -287,7 +287,7 @@ class ServerLinks:
                 except TransportError as error:
                     node = self._endpoint.identity.node
                     logger.debug("%s: no link for pieces to %s: %s", node, peer.member[0], error)
-                if channel.link is link:  # else the end of the session has ended it
+                if channel.link is link:  # else the end of the session has ended the link
                     pieces.drop()
                     peer.entries.drop()  # pieces may be lost: the next link begins a new session
                 await channel.pause()

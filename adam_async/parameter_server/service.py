@@ -564,7 +564,7 @@ class ParameterServer(Role):
         counts = count_server(states) if states else ServerCounts()
         if states:
             counts.disk = self._saved.counts(states[0].store)
-            served = self.store(states[0].store)  # None if it leads bundles of other servers alone
+            served = self.store(states[0].store)  # None if this server leads only other servers' bundles
             of_run = served.mapped if served is not None else None
             if of_run is not None:
                 counts.steps_cut = of_run.steps_cut

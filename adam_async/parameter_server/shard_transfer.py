@@ -87,7 +87,7 @@ def load_states(
     """Load all shards of a message, or none if one does not fit.
 
     Args:
-        shards: The shards of this process. The message must have the arrays of their rule.
+        shards: The shards of this process. The message must have the arrays of the shards' rule.
         body: Message with the names of the arrays.
         tensors: Tables and arrays, see `ShardStates`.
         is_new: Whether the store is new: its shards have version 0, finite values, and neither clocks nor

@@ -499,7 +499,7 @@ class ServerState:
         """Return whether the map names generations, but has never named this one.
 
         The message may come from a client that the map names soon, or from one that invents generations.
-        Tables that it splits would stay split, and slow all later pushes.
+        Tables that such a push splits would stay split, and slow all later pushes.
         """
         clocks, replica = self._replicas, Replica(message.replica)
         if not clocks.has_named or clocks.live.get(replica) == message.incarnation:
@@ -557,7 +557,7 @@ class ServerState:
         if len(ours) < len(shards) or not ours:
             return [Refuse(request, "not-primary", f"not the primary of all of {report.shards[:8]}")]
         if self._replicas.ended.is_forgotten(Replica(report.replica), report.incarnation):
-            # Without its numbers a repeated report looks like a new one.
+            # Without the report's numbers a repeated report looks like a new one.
             return [_refuse_over(request, report)]
         seen = [tables.ordered[session] for tables in each_tables(ours)]
         # The answer to this report was lost: the values have its steps already.
@@ -570,7 +570,7 @@ class ServerState:
             return [Refuse(request, "gap", f"expected step {min(seen) + 1}, not {report.number}")]
         if self._is_unnamed(report) and (any(step.refused for step in report.steps) or partly_named(ours)):
             return [self._refuse_split(request, report)]
-        if not (self.alone and self.bundle.idle):  # else apply the entry now, with its number
+        if not (self.alone and self.bundle.idle):  # otherwise apply the numbered entry now
             for tables in tables_of(ours):
                 tables.ordered[session] = last_step
         return self._enter(event)

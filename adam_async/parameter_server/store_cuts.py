@@ -12,7 +12,7 @@ disk has at most two cuts; when a server ends, the run's last values may be a th
 
 While the clock moves, the next cut is some steps ahead, so that no bundle has passed it when the other
 servers learn of it. If a bundle has passed it nevertheless, the next naming is twice as far ahead in time. If
-the clock stands still, as between two epochs, the cut is at it.
+the clock stands still, as between two epochs, the cut has this clock.
 
 A server gives a cut up if a bundle had passed its clock, if training stands still and the primary names a new
 clock, if the shards of a bundle are replaced, or if the disk is full or takes no piece for `PIECE_S`. The cut
@@ -481,7 +481,7 @@ class StoreCuts:
                 self._ports.notice(f"{self._folder} has room again, and takes cuts")
 
     async def _write(self, begun: "_Begun", is_given_up: Callable[[], bool]) -> bool:
-        """Write a bundle. Returns whether it is on the disk. Raises DiskFailed."""
+        """Write a bundle. Returns whether the cut is on the disk. Raises DiskFailed."""
         assert self._catalogue is not None
         left = {number: specs for number, specs in enumerate(begun.saver.pieces) if specs}
         disk, home, clock = self._ports.states, begun.saver.home, begun.cut.clock
@@ -522,7 +522,7 @@ class StoreCuts:
         """Yield the pieces of a bundle as they reach the clock, until the cut is given up.
 
         Args:
-            left: Unwritten pieces; the generator removes each before it yields it.
+            left: Unwritten pieces; the generator removes a piece before yielding it.
             limit: Deadline of the disk for the next piece; none while a piece waits for its clock.
         """
         assert self._catalogue is not None

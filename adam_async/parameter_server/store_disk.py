@@ -503,7 +503,8 @@ class StoreDisk:
             self._start()
 
     async def end(self, *, for_good: bool = False) -> bool:
-        """Write the last changes, and stop following the store. Returns whether the disk followed it before.
+        """Write the last changes, and stop following the store. Returns whether the disk followed the store
+        before.
 
         Args:
             for_good: Whether the server ends, too. If so, later calls of `append` are cancelled.
@@ -577,7 +578,7 @@ class StoreDisk:
         return found, await self._ports.states.run(digest_of, found)
 
     async def _read_piece(self, name: StateName, origin: str, clock: int = 0) -> tuple[Order, Part]:
-        """Read a piece; return its order and tensors. Raises DataError: it is absent or damaged.
+        """Read a piece; return its order and tensors. Raises DataError: the piece is absent or damaged.
 
         Args:
             clock: Clock of the cut with the piece, in a store with cuts.

@@ -22,7 +22,7 @@ class StoreWork:
     shards: Sequence[Shard]
     work: Work
     begin: float
-    """Time of its begin, on the timeline's clock."""
+    """Begin of the work, on the timeline's clock."""
     may_refuse: bool = False
     """Whether the rule may refuse some of the pushes."""
 

@@ -5,7 +5,7 @@ The rule's speed is unknown, so each range counts as a whole piece of work. The 
 alone. So all copies of a shard call the rule with the same arrays, and get the same bits or the same refusal.
 
 Results of a range are checked, and kept apart until the rule has passed the last range of the shard. Only
-then they replace values and state. A push that the rule refuses on a shard changes nothing there.
+then results replace values and state. A push that the rule refuses on a shard changes nothing there.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,7 @@
 
 A step is a separate entry, as an assignment is. On each shard it takes effect whole or not at all: the sums
 are computed aside, and replace the vectors if all of them are finite. Dot products are taken of the outcome.
-The shard keeps them with the step's number, so that a repeated step gets the same answer.
+The shard keeps the dot products with the step's number, so that a repeated step gets the same answer.
 
 A shard has one rounded number for each dot product. The numbers in the answer have exactly the sum over all
 shards of the bundle; the client rounds the sum over all bundles once. So the result does not depend on the

@@ -188,7 +188,7 @@ class SegmentStore:
         The block's end writes nothing: for an orderly end, call `flush` before it.
 
         Raises:
-            OtherRun, OtherContents, OtherFormat: The folder is another owner's; it stays untouched.
+            OtherRun, OtherContents, OtherFormat: The folder is another owner's; the folder stays untouched.
             ConfigError: Another process has the folder, or the folder cannot be read, made or repaired.
             DiskFailed: A write failed.
         """

@@ -78,7 +78,8 @@ class FoundState:
 
     @property
     def parts(self) -> list[memoryview]:
-        """Parts of the content. Each call makes them anew, because those of all states take much memory."""
+        """Parts of the content. Each call makes the parts anew, because the parts of all states take much
+        memory."""
         return split_content(self.content, self.sizes)
 
 
@@ -274,7 +275,7 @@ async def _read(disk: Disk, path: Path, run: str | None, expected: int) -> tuple
 
 
 async def _size(disk: Disk, path: Path, expected: int | None) -> int:
-    """Return the size of a regular file. Raises DamagedFile: it is absent, or has another size."""
+    """Return the size of a regular file. Raises DamagedFile: the file is absent, or has another size."""
     try:
         size = (await disk.file_facts(path)).size
     except FileNotFoundError:

@@ -173,9 +173,9 @@ def _check_images(network: Network, dataset: Dataset) -> None:
 def model_numbers(network: Network, class_names: Sequence[str], dataset: Dataset) -> NDArray[np.int64]:
     """Match each class of the data with a class of a model.
 
-    Names decide if both have names. A name that is a number matches the class with that number if one side
-    has only numbers. Otherwise the order of classes decides; only data without class names may then have
-    fewer classes than the model.
+    Names decide if model and data have names. A name that is a number matches the class with that number if
+    one side has only numbers. Otherwise the order of classes decides; only data without class names may then
+    have fewer classes than the model.
 
     Returns:
         Shape (classes of the data,): numbers of the model's classes, or `UNKNOWN`.

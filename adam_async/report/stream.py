@@ -35,7 +35,7 @@ class Callback:
     """Watches runs, or a store: a program fills in `on_event`. The callback runs in a separate thread."""
 
     def on_event(self, event: AnyEvent) -> None:
-        """Take one event. If it raises, a warning has the error, and the callback gets no further event."""
+        """Take one event. If the method raises, a warning has the error, and no further event follows."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ def texts(on_text: Callable[[str], object]) -> Callable[[AnyEvent], None]:
 
 
 def check_callbacks(callbacks: object) -> None:
-    """Check the type of callbacks. Raises ConfigError: it is no sequence of `Callback`."""
+    """Check the type of callbacks. Raises ConfigError: the argument is no sequence of `Callback`."""
     if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
         raise ConfigError(f"callbacks are objects of subclasses of Callback, not {callbacks!r:.80}")
 

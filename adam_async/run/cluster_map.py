@@ -65,7 +65,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Run in which the node cannot take part, and the error, as written by `failed_word`."""
     replica: int = -1
     """For workers: replica that the worker trains; for clients: place in the clocks of the client's store.
-    The controller sets it; -1 for none."""
+    The controller sets the replica; -1 for no replica."""
     partition: int = 0
     """For workers: part of the replica's model that the worker trains, from 0; set with the replica."""
     placed: int = 0

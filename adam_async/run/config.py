@@ -203,7 +203,7 @@ def _check_bind(name: str, address: str) -> None:
 
 
 def check_consistency(name: str, text: str) -> None:
-    """Check the text of a consistency. Raises ConfigError: it is none of asp, ssp:S and bsp."""
+    """Check the text of a consistency. Raises ConfigError: the text is none of asp, ssp:S and bsp."""
     found = re.fullmatch(r"asp|bsp|ssp:(\d{1,9})", text)
     if found is None or int(found[1] or 0) > MOST_SLACK:
         raise ConfigError(
@@ -239,8 +239,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "auto"
     )
     """Memory for images: auto, half of the available memory, or a size such as 4G. A data server reads
-    folders, shards and .npy files above this size on demand. With a given size it reads all of these on
-    demand, so it serves images at once."""
+    folders, shards and .npy files above this size on demand. With a given size a data server reads all of
+    these on demand, so it serves images at once."""
     spill: Annotated[str, CHANGES, OF_ROLES, Of("data"), Idle(BY_HAND), _NOT_WITH_HOSTS] = ""
     """Folder for decoded images that do not fit into the cache."""
     epochs: Annotated[int, Meta(ge=0), CHANGES, DECIDED] = 0

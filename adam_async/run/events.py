@@ -71,7 +71,7 @@ class RunBegins(Event, frozen=True, kw_only=True, tag="run-begins"):
 
 
 class RunEnds(Event, frozen=True, kw_only=True, tag="run-ends"):
-    """A run ends, or its driver does."""
+    """A run or its driver ends."""
 
     run: str
     outcome: Outcome
@@ -195,7 +195,7 @@ class StepsTaken(Event, frozen=True, kw_only=True, tag="step"):
 
 
 class IncidentBegins(Event, frozen=True, kw_only=True, tag="incident-begins"):
-    """An incident begins. Kind and subject together name it until its end."""
+    """An incident begins. Kind and subject together name the incident until its end."""
 
     incident: Incident
     subject: str
@@ -262,7 +262,7 @@ _DECODER: msgspec.json.Decoder[AnyEvent] = msgspec.json.Decoder(AnyEvent)
 
 
 def read_event(line: bytes) -> AnyEvent:
-    """Read one line of an event file. Raises msgspec.DecodeError: it is no event."""
+    """Read one line of an event file. Raises msgspec.DecodeError: the bytes are no event."""
     return _DECODER.decode(line)
 
 

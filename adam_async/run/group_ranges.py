@@ -157,7 +157,7 @@ def merging(
 def has_groups(sets: GroupSets, named: tuple[int, ...]) -> bool | None:
     """Return whether sets have all named groups (True) or none (False); None if they have only some.
 
-    If the epoch's set is dropped, they have all.
+    If the epoch's set is dropped, the shards have all.
     """
     groups = sets.get(named[0])
     if groups is None:

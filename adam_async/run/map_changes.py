@@ -3,7 +3,7 @@
 A `Change` has the map's changed fields: new node records and the names of departed nodes, added epoch
 results, and the variable fields of a continuing run. So its length does not grow with the number of epochs. A
 watcher applies the change to the map of the version before. The watcher sees each version once, in order.
-After a break it continues at any controller, because all have the same changes.
+After a break the watch continues at any controller, because all have the same changes.
 
 A controller keeps the last changes, for watchers (`History`).
 """

@@ -1,15 +1,15 @@
 """Pure: a training run as a program: the blob that its roles read, and the terms that its rules read.
 
 The driver makes both (`TrainingProgram.record`). Workers and data servers read the blob with `read_training`.
-This checks it, because a driver of another release may have written it.
+`read_training` checks the blob, because a driver of another release may have written it.
 
 A *program* is the work that a driver submits. Each program has a record in the cluster map. The *blob* has
-the roles' work. The controllers pass it on undecoded, so two releases that read it differently still agree on
-the map. The *terms* are the facts that the rules read; the driver states them, and the rules check their
-bounds.
+the roles' work. The controllers pass the record on undecoded, so two releases that read it differently still
+agree on the map. The *terms* are the facts that the rules read; the driver states them, and the rules check
+their bounds.
 
 A blob too long for the record precedes it, in pieces with the keys ``run/0``, ``run/1`` and so on. The
-controllers join them into the record that names their number.
+controllers join the pieces into the record that names their number.
 """
 
 from collections.abc import Mapping
@@ -216,7 +216,7 @@ class StartTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingTerms(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Facts of a training run that the rules read, within bounds. The driver takes them from the options."""
+    """Facts of a training run that the rules read, within bounds. They come from the options."""
 
     replicas: Annotated[int, msgspec.Meta(ge=1, le=MOST["replicas"])] = 1
     partitions: Annotated[int, msgspec.Meta(ge=1, le=MOST["partitions"])] = 1

@@ -117,7 +117,7 @@ class Channel:
         self._deadline = math.inf
 
     async def dial(self, timeout_s: float | None = None, *, retry: RetrySchedule | None = None) -> Link:
-        """Return a new link, which replaces the last one. Cancelling it leaves the last link unchanged.
+        """Return a new link, which replaces the last one. Cancelling a dial leaves the last link unchanged.
 
         Args:
             timeout_s: Deadline in seconds; by default `left_s`.
@@ -140,7 +140,7 @@ class Channel:
         return link
 
     def drop(self) -> None:
-        """End the link, if there is one; calls on it fail."""
+        """End the link, if any; its calls fail."""
         link, self.link = self.link, None
         if link is None:
             return

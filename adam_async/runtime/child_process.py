@@ -186,7 +186,7 @@ async def run_module(words: Sequence[str], *, within_s: float) -> None:
     deadline = loop.time() + within_s
     with TemporaryFile() as output:
         # Event loops watch children by a thread or from the main thread, and leave pipes open after a
-        # cancellation. Polling ten times per second avoids both.
+        # cancellation. Polling ten times per second avoids a thread and open pipes.
         child = Popen(  # noqa: ASYNC220 - starting takes a millisecond
             (sys.executable, "-P", "-m", *words),
             stdin=DEVNULL,

@@ -95,7 +95,7 @@ class Timer:
 
     Args:
         next_deadline: Returns the next deadline in seconds of the loop's clock; None if there is none.
-        due: Called at the deadline, which it may move.
+        due: Called at the deadline; the call may move the deadline.
     """
 
     def __init__(self, next_deadline: Callable[[], float | None], due: Callable[[], None]) -> None:

@@ -104,7 +104,7 @@ class RoleHandle(ABC):
         self.ended.set()
         if not self.address.done():
             self.address.set_exception(self._start_error())
-            self.address.exception()  # mark it retrieved: a caller need not wait for the address
+            self.address.exception()  # mark the error retrieved: a caller need not wait for the address
 
     def _start_error(self) -> RoleDied:
         """Return the error of a process that ended before its address line."""

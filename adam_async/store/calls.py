@@ -138,7 +138,7 @@ class Call(msgspec.Struct, kw_only=True, eq=False):
             self._send_pull(self.plan)
 
     def _send_push(self, messages: Sequence[Outgoing]) -> None:
-        """Send a push. In bsp it ends the step on its shards, in ssp it belongs to the current step."""
+        """Send a push. In bsp the push ends the step on its shards, in ssp it belongs to the current step."""
         calls, own = self.calls, self.own
         if calls.is_summed:
             calls.note_pushed([message.shards.shards for message in messages], assign=self.assign)

@@ -153,7 +153,7 @@ class Joining:
         return self._arguments
 
     async def _find_origin(self) -> SavedFile:
-        """Return the pin or the file. Raises StoreError: it is absent, or has other arrays or rules."""
+        """Return the pin or the file. Raises StoreError: an absent origin, other arrays or rules."""
         arguments, membership = self._arguments, self._membership
         if arguments.init is not None:
             whose, found = str(arguments.init), await read_store(Path(arguments.init))

@@ -52,11 +52,11 @@ class PinSummary(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool
     """Whether the disks have all its bundles. Otherwise the pin is being made, or its servers are away."""
     made_ms: int
-    """Time at which its servers began to save it, in milliseconds since 1970."""
+    """Time at which its servers began to save the pin, in milliseconds since 1970."""
     bytes: int
     """Size of the values and rule states on disks, in bytes; each bundle counts once."""
     servers: tuple[str, ...]
-    """Servers that have a part of it."""
+    """Servers that have a part of the pin."""
 
 
 def check_pin_name(name: str) -> str:
@@ -325,10 +325,11 @@ class StorePins:
         """Return whether enough servers have saved a bundle of a pin.
 
         Args:
-            members: Members in sync when the pin was in the log. A member that joins later does not save it.
+            members: Members in sync when the pin was in the log. A member that joins later does not save the
+                pin.
 
         Raises:
-            StoreError: Too few servers can still save it.
+            StoreError: Too few servers can still save the pin.
         """
         least, in_sync = self._store.min_in_sync_in_force, self._in_sync(home)
         states = {

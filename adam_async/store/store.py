@@ -12,7 +12,7 @@ opened it. In stores with clocks (ssp, bsp) each client is a replica: the contro
 clocks, and its loss frees the number.
 
 Every push has a number on each shard, and the client repeats it over new links until the server answers. So
-the server applies it exactly once (`client.session`). A cancelled call does not recall its messages:
+the server applies a call exactly once (`client.session`). A cancelled call does not recall its messages:
 `settled` waits for them.
 
 One task owns the background work (the membership, and the links to the servers). If this task fails, every
@@ -153,13 +153,13 @@ class ParameterStore:
                 values = await store.push_pull(gradients)
 
         The arrays are writable, of the store's shapes and types, and zeros at first. Write gradients to them,
-        and push the mapping as a whole, step after step. Change them only between pushes: a change during a
-        push may end the link, and the store may have only part of the push. Otherwise the arrays are ordinary
-        memory, so that pushes over TCP or within a process work as usual. The memory is freed with the last
-        array, also after `close`. A forked child must not write to it.
+        and push the mapping as a whole, step after step. Change the buffers only between pushes: a change
+        during a push may end the link, and the store may have only part of the push. Otherwise the arrays are
+        ordinary memory, so that pushes over TCP or within a process work as usual. The memory is freed with
+        the last array, also after `close`. A forked child must not write to the memory.
 
         Args:
-            names: Arrays to make; None for all. A push of some of them copies a message's arrays that are not
+            names: Arrays to make; None for all. A push of some buffers copies a message's arrays that are not
                 adjacent.
 
         Raises:
@@ -333,11 +333,11 @@ class ParameterStore:
         """Change vectors on their servers by commands, in this order; return dot products of the outcome.
 
         The step is one message to each server. The step has effect exactly once on each shard, after all
-        earlier pushes of this client, and in a store with clocks as an assignment does. On each shard it
-        takes effect whole or not at all. The values of a sum round in a fixed order: first coefficients, then
-        each product, then each sum from the first term to the last, each to the array's type. For each shard,
-        a dot product sums the products, which are rounded to float64, and rounds this sum exactly; then it
-        rounds the sum over all shards exactly. The bits are the same on any number of servers.
+        earlier pushes of this client, and in a store with clocks as an assignment does. On each shard the
+        step takes effect whole or not at all. The values of a sum round in a fixed order: first coefficients,
+        then each product, then each sum from the first term to the last, each to the array's type. For each
+        shard, a dot product sums the products, which are rounded to float64, and rounds this sum exactly;
+        then it rounds the sum over all shards exactly. The bits are the same on any number of servers.
 
         Args:
             commands: At most 64 sums, each of at most 64 terms, and about 500 terms in all. Operands are
@@ -447,7 +447,7 @@ class ParameterStore:
             StoreError: The name is invalid or taken; the store has 16 pins; a server has no folder, or its
                 disk cannot take the pin, or takes no piece of it for 60 s; or this client is a reader, or is
                 closed.
-            DeadlineExceeded: The servers did not save it within `checkpoint_s`.
+            DeadlineExceeded: The servers did not save the pin within `checkpoint_s`.
             ShardUnavailable: A server did not answer within `patience_s`.
         """
         await self._of_pins(reads=False).make(check_pin_name(name))

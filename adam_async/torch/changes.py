@@ -237,7 +237,7 @@ class Changes:
             self._replaced[name] = pushes
 
     def close(self) -> None:
-        """End, so that the store's other optimizers do not count this one."""
+        """End, so that the store's other optimizers do not count it."""
         _OF_STORE[self._store].pop(self, None)
 
 

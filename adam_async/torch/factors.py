@@ -151,7 +151,7 @@ class LinearFactors:
         """Return the gradients since the last call by the names of their weights, and forget them.
 
         With `spend` the program has to remove the gradients, as by `zero_grad`, before the next backward
-        pass or call: PyTorch would add to them, or use them again, and their factors are gone.
+        pass or call: PyTorch would add to these gradients, or use them again, and their factors are gone.
 
         A weight without a capture is absent; `weight.grad` is then its whole gradient, or None. Otherwise
         `weight.grad` moves into `LinearGradient.rest`. Activations may be the module's own inputs: change
@@ -271,7 +271,7 @@ class _Capture:
             )
 
     def forget(self) -> None:
-        """Forget the factors, and that they were returned."""
+        """Forget the factors and their return."""
         self.pairs.clear()
         self._is_spent = False
 

@@ -89,7 +89,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
             for all parameters of the module. Frozen parameters are not pushed.
         lr: Rate of groups without an `lr`; None for the rates of the store's rules.
         push_every: Number of `step()` calls whose gradients one push sums (n_push of Downpour). In bsp the
-            push has their mean.
+            push has the gradients' mean.
         pull_every: Number of pushes from one pull to the next (n_fetch of Downpour).
         max_staleness: Maximum number of unanswered pushes when `step()` returns. With 0 `step()` waits
             for the answer to its push, and for the pull if one is due. None: 0, or 1 with `pull_every` above
@@ -195,7 +195,7 @@ class RemoteOptimizer(torch.optim.Optimizer):
         """Push the gradients and pull the values, if `push_every` and `pull_every` make these due.
 
         Args:
-            closure: Computes the loss again, and its gradients.
+            closure: Computes the loss and its gradients again.
 
         Returns:
             The loss of `closure`; None without `closure`.
@@ -470,9 +470,9 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def push_values(self, names: Iterable[nn.Parameter] | Iterable[str] | None = None) -> None:
         """Give the store the module's present values, exactly once and after all earlier pushes.
 
-        The call is for changes of parameters in a program with several clients, in one of them. The state of
-        the store's rules (momentum, means) stays. The values replace the effects of pushes that they lack,
-        both this client's and others'.
+        The call is for changes of parameters by one client of several. The state of the store's rules
+        (momentum, means) stays. The values replace the effects of pushes that they lack, both this client's
+        and others'.
 
         Args:
             names: Parameters, or names of these; None for all parameters of the module, frozen ones too.
@@ -542,8 +542,8 @@ class RemoteOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return the parameter groups and the counters.
 
-        The result has neither values nor the momentum and means of the store's rules. The servers keep these:
-        a store with a folder (`dir`) is the checkpoint of both.
+        The result has neither values nor the momentum and means of the store's rules. The servers keep values
+        and state: a store with a folder (`dir`) is the checkpoint of both.
         """
         found: dict[str, Any] = super().state_dict()
         found[STATE] = {

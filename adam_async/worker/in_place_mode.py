@@ -70,7 +70,7 @@ class StepReports:
         buckets: Home of each bucket.
         client: Client of the servers.
         on_finished: Called for each group that all servers have counted.
-        on_step: Called with each step, before its report is sent.
+        on_step: Called with a step, before its report is sent.
         frozen: Tensors that no step changes; no report names them.
         on_settled: Called when the servers have counted all reported steps.
 

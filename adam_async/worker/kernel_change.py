@@ -70,7 +70,7 @@ class KernelChange:
         await pool.run(self._network.warm_up, self._on_compiled, paced=False)
 
     def _read(self) -> bool:
-        """Read the kernels from the disk. Returns whether the disk has all of them."""
+        """Read the kernels from the disk. Returns whether the disk has all kernels."""
         from adam_async.model.fast.memory import NotOnDiskError, only_read  # an engine has imported numba
 
         try:

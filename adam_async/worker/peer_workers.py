@@ -436,7 +436,7 @@ class PeerWorkers:
                 link = await channel.dial()
             except DialFailed as error:
                 raise RoleDied(channel.peer, str(error)) from error
-            except TransportError as error:  # the address is that of another role, or of no role at all
+            except TransportError as error:  # the address belongs to another role, or to no role
                 logger.info("%s cannot be dialled at %s: %s", other.node, channel.address, error)
                 await channel.pause()
                 continue

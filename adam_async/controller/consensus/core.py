@@ -280,7 +280,8 @@ class Core:
         self._deadline = self._now + self._settings.heartbeat_s
         self._leading = Leading(self.me, self.term, self._settings, first=self.log.last_index + 1)
         self._leading.regroup(self.members, last_index=self.log.last_index, now=self._now)
-        # The empty entry of the new term: earlier entries can be committed only together with it.
+        # The empty entry of the new term: earlier entries can be committed only together with the empty
+        # entry.
         self._add()
         self._broadcast()
 
@@ -388,7 +389,7 @@ class Core:
         """Append an entry of this leader to the log, and send it. Returns its index."""
         index = self.log.last_index + 1
         self._put((Entry(index, self.term, command, members),))
-        # The leader acknowledges its own entry through the outbox: it counts once it is durable here.
+        # The leader acknowledges its own entry through the outbox: the entry counts once durable here.
         self._outbox.hold(Appended(sender=self.me, to=self.me, term=self.term, ok=True, match=index, round=0))
         if members is not None:
             # A membership is in force once it is in the log, so an added node gets this very entry.

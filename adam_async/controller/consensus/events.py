@@ -79,7 +79,7 @@ Event = Received | Tick | Persisted | Propose | Change | Read | Transfer | Snaps
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this message now; it may be lost."""
+    """Send this message now; the network may lose it."""
 
     message: Message
 
@@ -164,7 +164,7 @@ class Outbox:
         """Number of the last `Persist`."""
         self._durable = 0
         self._held: deque[tuple[int, Message]] = deque()
-        """Pairs: the number of a `Persist`, and a message that waits for it."""
+        """Pairs: the number of a `Persist`, and a message that waits for that record."""
 
     def record(self, record: LogFileRecord) -> None:
         """Put a record into the next `Persist`."""

@@ -74,7 +74,7 @@ class Append(Body, frozen=True, kw_only=True):
     commit: int
     """Commit index of the leader."""
     round: int
-    """Latest round of reads; an answer repeats it."""
+    """Latest round of reads; an answer repeats the number."""
 
     def __post_init__(self) -> None:
         for index, entry in enumerate(self.entries, self.prev_index + 1):

@@ -27,7 +27,7 @@ WHAT_TO_DO = (
 
 
 class DamagedLog(DataError):
-    """A node's durable records are damaged. The node must not use them."""
+    """A node's durable records are damaged. The node must not use the records."""
 
 
 class Born(msgspec.Struct, frozen=True, tag="born"):

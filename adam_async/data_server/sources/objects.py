@@ -190,7 +190,7 @@ def _pixels(image: Any, where: str, scale: bool) -> NDArray[np.uint8]:
     Raises:
         DataError: The image is no array of pixels; the error has the remedy.
     """
-    if getattr(image, "mode", None) in ("P", "PA"):  # Pillow's: its values are indices of colours
+    if getattr(image, "mode", None) in ("P", "PA"):  # Pillow's: pixels are indices of colours
         raise DataError(f"{where}: its image has a palette; convert it to L (grey) or RGB")
     try:
         array = np.asarray(image)

@@ -4,9 +4,10 @@ CIFAR-10's binary archive is a gzipped tar with five training batches and one te
 of one label byte and 3 x 32 x 32 pixels. The archive with pickles is not read. Nothing is unpacked to disk;
 only plain files with known names are read.
 
-`pooch` downloads the files by checksum, from one mirror after the other. A file gets its name only once its
-checksum matches; an interrupted download starts from the beginning. Each download runs on a daemon thread: a
-call to a silent name server cannot be interrupted, and must delay neither the disk nor the program's end.
+`pooch` downloads the files by checksum, from one mirror after the other. A file gets its final name only once
+its checksum matches; an interrupted download starts from the beginning. Each download runs on a daemon
+thread: a call to a silent name server cannot be interrupted, and must delay neither the disk nor the
+program's end.
 """
 
 import asyncio

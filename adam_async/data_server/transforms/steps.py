@@ -1,4 +1,4 @@
-"""Pure: the kinds of steps in a recipe, their options, and the checks of both.
+"""Pure: the kinds of steps in a recipe, their options, and checks of steps and options.
 
     shift       pixels, whole = true, edge                whole pixels, or any fraction
     flip        direction = "horizontal", chance = 0.5
@@ -122,7 +122,8 @@ def read_steps(text: str, origin: str) -> list[dict[str, Any]]:
     `Recipe.of` checks unknown kinds, because it has the user's functions.
 
     Raises:
-        ConfigError: The text is not such a file, or an option is wrong; the error has origin, step and key.
+        ConfigError: The text is not a file of steps, or an option is wrong; the error has origin, step and
+            key.
     """
     table = read_toml(text, origin)
     others = sorted(set(table) - {"transform"})

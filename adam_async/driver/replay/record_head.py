@@ -26,6 +26,6 @@ def check_magic(data: bytes, origin: str) -> None:
 
 
 def check_record(path: Path) -> None:
-    """Check that a file begins as a record. Blocks. Raises RecordError, or OSError: it cannot be read."""
+    """Check that a file begins as a record. Blocks. Raises RecordError, or OSError: an unreadable file."""
     data, _ = read_start(path, 2 * MOST_SHOWN)
     check_magic(data, str(path))

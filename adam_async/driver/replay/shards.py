@@ -45,7 +45,7 @@ class ShardPush:
 class Pushes:
     """Pushes in transit from clients to shards, whose `Push.replica` is the number of the client.
 
-    A shard may lack a lost worker's last pushes; they do not wait for it.
+    A shard may lack a lost worker's last pushes; the pushes do not wait for that shard.
     """
 
     def __init__(self, table: Sequence[ShardSpec], dtype: np.dtype[Any], recording: Recording) -> None:

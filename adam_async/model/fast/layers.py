@@ -274,7 +274,7 @@ class FastLocalResponseNorm(Compiled, LocalResponseNorm):
         return [self._op(program.RESPONSE_NORM, slots, slots.output, slots.inputs[0])]
 
     def backward_ops(self, slots: Slots) -> list[Op]:
-        """Compute both terms of the derivative."""
+        """Compute the derivative's two terms."""
         target = slots.input_error
         arrays = (target, slots.error, slots.inputs[0], slots.output)
         return [self._op(program.RESPONSE_NORM_BACK, slots, *arrays)]

@@ -56,7 +56,7 @@ class LocalResponseNorm(Layer):
         np.multiply(x, power, out=slots.output)
 
     def backward(self, weights: Weights, slots: Slots) -> None:
-        """Add up both terms of the derivative."""
+        """Add up the derivative's two terms."""
         target = slots.input_error
         scale, power, terms = (slots.scratch[name] for name in ("scale", "power", "terms"))
         np.multiply(slots.error, slots.output, out=terms)

@@ -171,7 +171,7 @@ class BundleMember(LocalCopy):
         """
         record = self.record
         if message.generation < record.generation:
-            return  # its sender learns from the cluster map that it is replaced
+            return  # its sender learns from the cluster map of its replacement
         if isinstance(message, Begin) and message.version > record.changed:
             known = self._waiting.get(sender, message)
             self._waiting[sender] = max(known, message, key=lambda begin: (begin.generation, begin.session))

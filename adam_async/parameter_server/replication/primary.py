@@ -45,7 +45,7 @@ class _Peer:
     """Copied piece that waits until the member has the entries in it; None without a copied piece."""
     piece_at: int | None = None
     """Position of the copied piece until the member confirms the piece; None without a copied piece. The
-    member applies no later entry before it confirms the piece."""
+    member applies no later entry before confirming the piece."""
     reported: tuple[int, int] = (0, 0)
     """Last watermarks sent to the member."""
 
@@ -150,7 +150,7 @@ class Primary:
         )
 
     def report(self) -> None:
-        """Send each member the watermarks, if they have changed."""
+        """Send each member changed watermarks."""
         for member, peer in self._peers.items():
             watermarks = self._watermarks(member, peer)
             if not peer.has_begun or watermarks == peer.reported:

@@ -137,7 +137,7 @@ class Secondary:
         copy.effects.append(TakePiece(message.piece, message.position, content))
 
     def report(self) -> None:
-        """Send the primary a `Held`, if it has changed."""
+        """Send the primary a `Held` that has changed."""
         copy = self._copy
         held = (self._equal, copy.log.applied, len(copy.pieces))
         if not self._is_open or held == self._reported:
