@@ -34,7 +34,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adam_async.messages import Part, Push, pack
+from adam_async.messages import Part, Push, Pushed, pack
 from adam_async.parameter_server.apply import PIECE_WORK, PRODUCTS_PER_VALUE, Applier
 from adam_async.parameter_server.gradients import (
     DeltaPart,
@@ -241,19 +241,24 @@ class ShortWay:
         # Before the answer, which may lack memory: the disk must learn of the change in any case.
         if self._changed is not None:
             self._changed(group, 1)
+        self._answer(lane, request, push, body)
+        if self._timeline is not None:
+            self._timeline.applied(self._host.node, [push], group.size, begin)
+        return True
+
+    def _answer(self, lane: Lane, request: Request, push: Push, body: Pushed) -> None:
+        """Answer an applied push, with the values if it pulls."""
+        group, link = lane.group, request.link
         values: tuple[NDArray[Any], ...] = ()
         lent = group.flat if link.takes_lent else None
-        if push.pull and group.nbytes >= link.lend_bytes and group.lacks_sheets:
-            self._publish(group, link)
         if push.pull:
+            if group.nbytes >= link.lend_bytes and group.lacks_sheets:
+                self._publish(group, link)
             values = (self._lend(group.flats, lane.dtype, group.size) if lent is None else lent,)
         try:
             request.reply(pack(body, values), lent=lent is not None)
         except LocalProtocolError as error:
             request.fail("too-large", f"the answer to a push cannot travel: {error}")
-        if self._timeline is not None:
-            self._timeline.applied(self._host.node, [push], group.size, begin)
-        return True
 
     def _apply(
         self, lane: Lane, request: Request, rate: float, gradients: PushGradients | None, sheet: Sheet | None
