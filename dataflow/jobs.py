@@ -96,8 +96,8 @@ class Mailbox(Generic[T]):
     def post(self, item: T) -> None:
         """Add an item, from any thread. Raises RuntimeError if the loop is closed."""
         self._items.append(item)
-        # Two threads may both see False and wake the loop twice, which is harmless. No item is lost: the loop
-        # clears the flag before it takes the items, so it also takes the item of a thread that saw True.
+        # Two threads may see False and wake the loop twice, without harm. No item is lost: the loop clears
+        # the flag before it takes the items, so it also takes the item of a thread that saw True.
         if not self._waking:
             self._waking = True
             self._wake(self.empty)

@@ -511,7 +511,7 @@ MakePool = Callable[..., ComputePool]
 
 
 class Gate:
-    """A gate of any number of threads. Use it as a context manager on a thread, for several units of work."""
+    """A gate of any number of threads. As a context manager on a thread it serves several units of work."""
 
     def __init__(self) -> None:
         self._changed = Condition()

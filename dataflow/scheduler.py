@@ -19,8 +19,8 @@ A tag moves through these states:
 *early*: tokens arrived before the tag was admitted. The scheduler keeps at most `early_limit` such tokens.
 *live*: the tag has a slot (of `in_flight`) and a context. *abandoned, still running*: a call of the tag is
 unreported, and cannot be stopped. The slot is free at once for another tag; the context is not, because a
-thread may write to it. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and counts
-their tokens.
+thread may still write there. `SettledTags` keeps *finished* and *abandoned* tags; the scheduler drops and
+counts their tokens.
 
 A tag has finished when all its nodes have fired and all its inputs have arrived, not when all outputs have
 values: a node that only sends is part of the work.

@@ -38,7 +38,7 @@ class TraceRecord(NamedTuple):
 
 
 class Flight:
-    """The state of one admitted tag. Only the scheduler writes it; threads read `abandoned`."""
+    """The state of one admitted tag. Only the scheduler writes a flight; threads read `abandoned`."""
 
     __slots__ = ("abandoned", "args", "arrived", "context", "left", "missing", "running", "tag")
 

@@ -137,5 +137,5 @@ def _wake(waiters: list[asyncio.Future[None]]) -> None:
 def _refuse(future: asyncio.Future[None], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        # A waiter cancelled in this very iteration retrieves no error, and the loop would log that.
+        # The loop would log an error that a just cancelled waiter never retrieves.
         future.exception()

@@ -157,7 +157,7 @@ class Account:
         return budget._passed is self or self._pass()
 
     def _pass(self) -> bool:
-        """If no account exceeds the limit, let the first in the queue do so; return whether it may."""
+        """Let the first account in the queue exceed the limit if no other does; return whether it may."""
         budget = self.budget
         passed = budget._passed
         if passed is not None and not passed.fits(0):

@@ -247,7 +247,7 @@ class FrameDecoder:
         self._current: _Arrival | None = None
         self._large: _Arrival | None = None
         self._need = 0
-        self._expected: int | None = None  # checksum of the arriving payload, if it has one
+        self._expected: int | None = None  # checksum of the arriving payload, if any
         self._computed = 0  # checksum of the arrived part
         self._discards = False
 

@@ -405,7 +405,7 @@ class Link:
     async def wait_writable(self) -> None:
         """Wait until `send_nowait` and `call_nowait` may proceed, or the conversation is over. Never raises.
 
-        The link of a stalled peer ends, and with it the wait. Cancelling loses nothing.
+        The link of a stalled peer ends, which ends the wait. Cancelling loses nothing.
         """
         if self._over_water(None, True) and self._error is None:
             await self._wait_room()
@@ -736,7 +736,7 @@ class Link:
         return message
 
     def _wake_next_receiver(self) -> None:
-        """Wake the next receiver instead of one that was cancelled after it was woken."""
+        """Wake the next receiver in place of a woken one that was cancelled."""
         while self._receivers and self._inbox:
             waiter = self._receivers.popleft()
             if not waiter.done():
@@ -858,7 +858,7 @@ class Link:
             await waiter
 
     def _finish(self, error: TransportError) -> bool:
-        """End the conversation and all waits on it; the first error counts. Return False if it was over."""
+        """End the conversation and all waits on it; the first error counts. Return False if already ended."""
         if self._error is not None:
             return False
         self._error = error.again()

@@ -307,7 +307,7 @@ class _Line(Generic[T]):
         self._emptied: asyncio.Future[None] | None = None
 
     def put(self, item: T, nbytes: int) -> None:
-        """Send an item; a cut line drops it."""
+        """Send an item; a cut line drops the item."""
         if self.is_cut:
             return
         if not self._turn:

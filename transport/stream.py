@@ -101,7 +101,7 @@ class StreamLink(Link, asyncio.BufferedProtocol):
         self._gathers = sys.version_info >= (3, 12) or type(loop).__module__.startswith("uvloop")
         self._turn: list[bytes] = []
         self._turn_bytes = 0
-        if config.socket_buffer_bytes:  # a small buffer of the kernel needs no larger one before it
+        if config.socket_buffer_bytes:  # a small buffer of the kernel needs no larger buffer in front
             transport.set_write_buffer_limits(high=config.socket_buffer_bytes)
         self._arm(self._conversation.next_deadline())
 

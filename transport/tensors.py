@@ -210,8 +210,8 @@ remembered_layout = lru_cache(maxsize=1024)(read_layout)
 """`read_layout` with a cache, for descriptions of at most `REMEMBERED_BYTES`."""
 
 REMEMBERED_BYTES = 256
-"""Maximum size of cached descriptions, in bytes. A peer chooses them: the cache has a limit for its entries,
-and this limits their size."""
+"""Maximum size of cached descriptions, in bytes. A peer chooses the keys: the cache limits the number of
+entries, and this limits their size."""
 
 
 def raw_bytes(tensor: Tensor) -> memoryview:
@@ -401,7 +401,7 @@ class BufferPool:
 
 
 def _aligned(size: int) -> memoryview:
-    """Make 64-byte aligned memory; from 1 MiB on it is mapped, so that untouched pages cost nothing."""
+    """Make 64-byte aligned memory; memory from 1 MiB on is mapped, so that untouched pages cost nothing."""
     if size >= _MAP_FROM_BYTES:
         return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     raw = bytearray(size + ALIGNMENT)

@@ -41,7 +41,7 @@ UnixConnection = tuple[socket.socket, Side]
 logger = logging.getLogger(__name__)
 
 _FIRST = b"\x01"
-"""First byte of a connection; it carries the descriptor."""
+"""First byte of a connection; the byte carries the descriptor."""
 
 LEAST_FREE = 16
 """Number of free descriptors below which a process makes no link with shared memory. Each region takes one. A

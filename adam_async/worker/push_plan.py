@@ -307,9 +307,9 @@ def _gradient_bytes(message: PushMessage, images: int, item_bytes: int) -> int:
 class PushBuffer:
     """Memory for the gradients of one group or step, laid out for the messages of a plan.
 
-    A compute thread fills it, and the messages have views of it. The buffer is free again when all messages
-    are settled and released. If a tensor's delta is whole in one message, it is written in place; if its
-    shards are in several messages, it is written to separate memory and copied piece by piece.
+    A compute thread fills the buffer, and messages have views of it. The buffer is free again when all
+    messages are settled and released. If a tensor's delta is whole in one message, it is written in place; if
+    its shards are in several messages, it is written to separate memory and copied piece by piece.
 
     Args:
         network: The model.

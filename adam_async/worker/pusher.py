@@ -7,7 +7,7 @@ of their answers (`puller.py`).
 
 In a recorded run a step's pushes carry the reads of its groups as bytes, for a replay: an array with one
 element per group, in the order in which the worker's one thread trained them. The log of each bundle keeps
-them (`parameter_server/replay_log.py`).
+the reads (`parameter_server/replay_log.py`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -130,7 +130,7 @@ class Step(msgspec.Struct, eq=False):
 
 
 class Pusher:
-    """Sends complete steps, and pulls the values after them.
+    """Sends complete steps, and pulls the values afterwards.
 
     Args:
         config: The run.

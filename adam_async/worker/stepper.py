@@ -8,12 +8,12 @@ Under ``asp`` a group joins a step once it is trained, and a step is sent as soo
 
 Under ``ssp`` and ``bsp`` a group joins a step when it is admitted. The group that opens a step is admitted
 once the copy has the values that it may read; until then the *admission gate* is shut. Steps are sent in
-their order. The gradients of a step are summed in the order of its groups' leases. At a *sync clock* a *clock
+order. The gradients of a step are summed in the order of its groups' leases. At a *sync clock* a *clock
 skip*, a tick to all shards, separates two steps.
 
 Under ``ssp``, as under ``asp``, answers to pushes contain values, with their clock. A clock-bound pull
-requests the necessary values only if no answer is in transit and the copy is too old. The server answers it
-when the other replicas have reached the clock.
+requests the necessary values only if no answer is in transit and the copy is too old. The server answers a
+tick when the other replicas have reached the clock.
 
 Under ``bsp`` a clock-bound pull of the new sum follows each step. After the pull the copy has exactly this
 sum's clock, and its snapshot is kept for the steps that read it: a step's first group may be admitted before
@@ -373,7 +373,7 @@ class Stepper:
                 self._add_up(step, group)
         if self._clock.bounded:
             self._send_ready()
-        elif step.closed:  # all its groups are trained, because they join afterwards
+        elif step.closed:  # all the step's groups are trained, because they join afterwards
             self._send(step)
 
     def ahead(self, messages: Sequence[int], firing: Firing, trained: Trained | None) -> None:

@@ -61,7 +61,7 @@ class Admitted:
 
 @dataclass(slots=True, eq=False)
 class Trained:
-    """Result of one group on a compute thread. Only the event loop changes it."""
+    """Result of one group on a compute thread. Only the event loop changes the object."""
 
     lease: Lease
     loss: float | None
@@ -113,7 +113,7 @@ class GroupTrainer:
         plan: Messages and protocols of the gradients.
         buffers: Number of push buffers of each kind made ahead; more are made when all are in use.
         sections: Sections of the backward pass. With two or more sections, `on_section` is called after each
-            of them except the last.
+            section except the last.
         on_section: Called on the compute thread.
     """
 
@@ -385,7 +385,7 @@ class InPlaceTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEvents:
-    """Functions that take the events of groups. The loop calls all of them except `section_done`."""
+    """Functions that take the events of groups. The loop calls all methods except `section_done`."""
 
     finished: Callable[[Finished], None]
     """Function that takes the report of a group whose step the servers have counted."""

@@ -185,7 +185,7 @@ async def _remove(is_meant: Callable[[int], bool]) -> None:
                 continue
             try:
                 await _ip(kind, "del", found["name"])
-            except OSError as error:  # another process removes it now, or a later one will
+            except OSError as error:  # another process removes the namespace now or later
                 logger.debug("%s", error)
 
 
@@ -227,7 +227,7 @@ async def _run(program: str, *words: str) -> str:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # the terminal's Ctrl-C must not end it halfway
+            start_new_session=True,  # the terminal's Ctrl-C must not end the command halfway
         )
     except FileNotFoundError:
         raise OSError(f"`{program}` of iproute2 is not installed") from None

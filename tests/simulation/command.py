@@ -42,7 +42,7 @@ ScenarioName = Literal[
 
 
 def check_jobs(jobs: int) -> None:
-    """Check a number of child processes. Raises ConfigError: it is out of range."""
+    """Check a number of child processes. Raises ConfigError: the number is out of range."""
     check_bounds("--jobs", jobs, 0, usable_cores() * MOST_JOBS_PER_CORE)
 
 

@@ -40,7 +40,7 @@ class Wire:
         conditions: Present behaviour; existing connections keep their latency and bandwidth.
         cut: Whether the direction delays all data until the end of a cut.
         waiting: Deliveries that wait for the end of the cut.
-        made: Number of connections from its source to its target.
+        made: Number of connections on the wire.
         broken: Number of connections reset at `reset_after_bytes`.
         damages: Number of coming pieces in which a bit flips; see `SimulatedNetwork.damaged`.
     """

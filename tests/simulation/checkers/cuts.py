@@ -22,7 +22,7 @@ class KeptCuts:
         self.read = 0
 
     def complete(self, store: str, clock: int) -> None:
-        """Note that the map shows a clock as complete. Raises Violation: it showed a later clock before."""
+        """Note that the map shows a clock as complete. Raises Violation: an earlier map had a later clock."""
         if clock < self._complete.get(store, clock):
             text = f"{store} is complete at clock {clock}, after clock {self._complete[store]}"
             raise Violation("a cut stays", text)

@@ -3,9 +3,9 @@
 The result names the skipped groups; all other groups are trained. An epoch's first groups have the images
 that the previous epoch skipped, and are not skipped again (`no image is skipped twice`). Each trained group
 is on every shard that takes gradients (`every group on every shard`), and no skipped group is on any (`no
-other group`). A shard applies each group once (`each group once`). The gradients that it has applied or
-refused are at most as many as the groups that it has gained, and as many if each group is a step. The result
-has the losses of all trained images, each once (`each loss once`).
+other group`). A shard applies each group once (`each group once`). A shard has applied or refused at most as
+many gradients as it has gained groups; equally many if each group is a step. The result has the losses of all
+trained images, each once (`each loss once`).
 
     found = epoch_groups(epoch, result)
     check_groups("run-1/2", found, {"shard 3": tables.groups[2]}, counts)
@@ -95,7 +95,7 @@ def check_steps(name: str, shard: Shard, *, loaded: GroupSets, single: bool) -> 
     """Check that a shard has taken no more gradients than it has gained groups.
 
     Args:
-        loaded: Groups that it began with: a checkpoint's groups.
+        loaded: Groups at the begin: a checkpoint's groups.
         single: Whether each step is one group.
 
     Raises:

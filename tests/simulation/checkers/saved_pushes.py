@@ -4,13 +4,13 @@ Each return has its own id and begins with the values on the disks: every push i
 An acknowledged push may be missing only if its acknowledgement is at most the permitted time older than the
 loss of its store (`loss bound`). If pushes are durable, no acknowledged push may be missing (`durable`).
 After a return the pushes of earlier stores stay unchanged, because their clients have new sessions. While a
-shard lacks its primary, its last pushes are only in other copies' memory; these write them after one of them
-has taken over. If all servers are lost before this takeover, the permitted time ends at the loss of the
-primary.
+shard lacks its primary, its last pushes are only in other copies' memory; these copies write the pushes after
+one of them takes over. If all servers are lost before this takeover, the permitted time ends at the loss of
+the primary.
 
 In bsp the loss of a store also loses the pushes of the step in progress, even if they were acknowledged long
 before. So a push counts as acknowledged from the first pull of its step's sum. A row of the values that came
-back contains each step as a whole or not at all. If it contains a step, it also contains all earlier steps.
+back contains each step as a whole or not at all. A row with a step has all earlier steps.
 
     losses = Losses(permitted_s=2.0, now=clock)
     array = SavedPushes("store-1/a", rows=4, columns=64, losses=losses)

@@ -119,7 +119,7 @@ class Program:
                     begun = asyncio.Event()
                     made = dice.choose((self._push, self._step, self._step))(store)
                     group.create_task(_begin(made, begun), name="program/call")
-                    # The call behind this one must have the next number.
+                    # The next call must have the next number.
                     await begun.wait()
         if self._keeps_all:
             del self._states[:-1]
@@ -137,7 +137,7 @@ class Program:
         self._note_change(name)
         await store.delete_vector(name)
         self._note_change(name)
-        del self.numbers[name]  # its values stay, because it may come back from the disks
+        del self.numbers[name]  # the values stay, because the store may come back from the disks
 
     def _note_change(self, name: str) -> None:
         self._changed[name] = asyncio.get_running_loop().time()

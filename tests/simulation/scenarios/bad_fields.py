@@ -388,5 +388,5 @@ def is_never_right(bad: BadMessage) -> bool:
     if bad.value == "repeated":
         return not {"shards", "states"}.isdisjoint(fields_of(bad.message))
     if bad.field == "tensors" and bad.value in DIVERGED:
-        return False  # a server answers such a push, refuses its values and counts it
+        return False  # a server answers and counts the push, but refuses its values
     return bad.value in NEVER_RIGHT

@@ -166,7 +166,7 @@ class CutsFaults(PowerFaults):
 
 
 def draw_plan(dice: RandomStream) -> Plan:
-    """Draw two or three losses of power, and disk trouble before one of them."""
+    """Draw two or three losses of power, and disk trouble before one loss."""
     settings: dict[str, Setting] = {
         "flush_s": dice.choose(FLUSH_S),
         "servers": dice.choose(SERVERS),

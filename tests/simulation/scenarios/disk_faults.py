@@ -42,7 +42,7 @@ class DiskFaults:
             node.disk_conditions.sync_s = fault.amount
             node.disk_conditions.stuck = fault.amount > 0.3
             if await self._targets.lasts(fault.lasts_s) and self._group.is_new(node.name):
-                node.disk_conditions.stuck = False  # a controller that cannot read its file never writes
+                node.disk_conditions.stuck = False  # a controller that cannot read its log never writes
             noticed = await self._targets.until(lambda: self._group.writes[node.name] > writes)
             if not self._targets.over.is_set():
                 mend_disk(node)

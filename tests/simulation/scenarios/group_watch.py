@@ -62,12 +62,12 @@ class GroupWatch:
         self._note()
         for key, (since, groups) in list(self._ended.items()):
             if run is None or key[0] != run.id:
-                del self._ended[key]  # another run has replaced this one
+                del self._ended[key]  # another run has replaced the old run
                 continue
             try:
                 self._compare(key, groups)
             except Violation:
-                # A new primary applies the lost one's entries before it answers.
+                # A new primary applies the lost primary's entries before it answers.
                 if not self._cluster.setup.has_copies or self._world.now > since + APPLY_S:
                     raise
 

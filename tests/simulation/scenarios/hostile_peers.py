@@ -1,9 +1,9 @@
 """Peers that hold the keys of a role and send every message with every bad field.
 
 A *hostile peer* proves a role that may talk to its target, and sends messages that differ from valid ones in
-one place (`bad_fields.py`). The seed draws their order and number. The peer sends them one after the other,
-many at once, or without waiting for answers. Other peers read no answers, keep silent sockets open, or try to
-set other roles' records.
+one place (`bad_fields.py`). The seed draws the order and number of messages. The peer sends them one after
+the other, many at once, or without waiting for answers. Other peers read no answers, keep silent sockets
+open, or try to set other roles' records.
 
 After each hostile peer the target still runs and answers a valid question within `PROBE_S`. No handler fails,
 and no target accepts a message that is never valid.
@@ -509,7 +509,7 @@ class _Peer:
                 wire.close()
 
     async def read_nothing(self) -> bool:
-        """Ask for large answers and read none of them."""
+        """Ask for large answers and read no answer."""
         host, port = self._host_and_port()
         self._as = "driver"
 

@@ -98,7 +98,7 @@ async def split_tables(
 def _has_split(pair: _Pair, mine: Session) -> bool:
     """Return whether the push of a session alone has split the tables of two shards.
 
-    If other pushes were applied since the peer found the pair, one of them may have named a shard apart.
+    If other pushes were applied since the peer found the pair, a push may have named a shard apart.
     """
     first, other = pair.first.last_number, pair.other.last_number
     is_alone = pair.first.version == pair.version + 1

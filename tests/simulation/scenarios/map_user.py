@@ -1,7 +1,7 @@
 """A program that reads, sets and watches the map by the shipped `MapClient`, and records all answers.
 
 The user is a member of the cluster with its own record, so the controllers count a silent user as lost. The
-user sends one question at a time. If its client stops waiting, the user makes another client and continues,
+user sends one question at a time. If the client stops waiting, the user makes another client and continues,
 as a role's supervisor would.
 
 A member with the shipped `Membership`: it writes to its record, loses its membership and joins again.

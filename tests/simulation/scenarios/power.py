@@ -10,9 +10,9 @@ to it after the start. So servers that join again take its piece from their disk
 
 The invariants: the disks give back states that servers gave to them, none older than at the last start
 (`checkers.saved_pushes`). The store comes back with each push once or never (`checkers.saved_pushes`). In
-mode `durable` it has all acknowledged pushes. In the other modes it may lack those of at most the last two
-writing intervals, counted back from the loss, or from an earlier loss of a primary that no other server has
-replaced. After the return each push is applied at most once. As in `pushes`, the copies of a bundle are
+mode `durable` the disk has all acknowledged pushes. In the other modes it may lack those of at most the last
+two writing intervals, counted back from the loss, or from an earlier loss of a primary that no other server
+has replaced. After the return each push is applied at most once. As in `pushes`, the copies of a bundle are
 equal. In bsp the loss of a store also loses its step in progress.
 """
 
@@ -183,7 +183,7 @@ class StoreFaults(PowerFaults):
     async def _lose_all(self, world: World, fault: Fault) -> None:
         """End all servers at once; one server's disk may rot."""
         await self._end_all(fault)
-        if self._rots:  # a disk reports its damage until it is repaired
+        if self._rots:  # a disk reports its damage until the repair
             check_noticed(bool(self._rotten))
             await self._until_saved()
             self._cluster.disks.failing.clear()

@@ -260,7 +260,7 @@ class ShortRuns:
             lacking = LACKING if 0 < part == parts - 1 else ()
             self._sets[run, part] = {1: without(TAKEN_UP, lacking)}
         for number in self._numbers(run, parts - 1, 1):
-            self._whole[run, 1, number] = 0  # no generation of this run may push it
+            self._whole[run, 1, number] = 0  # no generation of this run may push the group
         images = GROUP * len(self._numbers(run, parts - 1, 1))
         self._losses[run] = with_losses({}, 1, images, float(images))
 
@@ -401,7 +401,7 @@ class ShortRuns:
         generation.
 
         Raises:
-            Violation: The part has some of the groups, or all parts have one of them.
+            Violation: The part has some of the groups, or all parts have one of the groups.
         """
         assert self._store is not None, "a run has a store"
         await self._store.wait_for(

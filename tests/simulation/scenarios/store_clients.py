@@ -285,7 +285,7 @@ class StoreClients:
 
     async def _run(self, node: Node) -> None:
         dice = self._dice.fork(f"{node.name}/{node.incarnation}")
-        self._ended(node.name)  # a killed incarnation leaves its name
+        self._ended(node.name)  # a killed incarnation leaves the client's name
         while self.are_going_on:
             self._working.add(node.name)
             try:
@@ -304,7 +304,7 @@ class StoreClients:
         self.pending.forget(name)
 
     async def _use(self, node: Node, dice: RandomStream) -> None:
-        """Open the store, work on it, and leave it; machines that are not clients' read it all once."""
+        """Open the store, work on it, and leave it; other machines read the whole store once."""
         is_reader = node.name == self._workload.reader
         controllers = ",".join(self._cluster.addresses.values())
         access = ServerAccess(network=network_of(node), controllers=controllers, entropy=node.entropy)

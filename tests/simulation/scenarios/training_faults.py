@@ -180,7 +180,7 @@ class TrainingFaults:
         """Freeze a machine as soon as it runs."""
         (name,) = fault.targets
         if name in self._cluster.setup.servers and self._cluster.setup.has_copies:
-            await self._servers.strikes["freeze"](world, fault)  # a longer freeze costs a member its place
+            await self._servers.strikes["freeze"](world, fault)  # a member loses its place by a longer freeze
             return
         await _find_victim(world, fault, lambda: is_running(world.nodes[name]), f"{name} did not run")
         await freeze(world, fault)
