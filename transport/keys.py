@@ -47,7 +47,7 @@ def hkdf(secret: bytes, *, salt: bytes, info: bytes, length: int) -> bytes:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RoleKeys:
-    """The keys of the pairs of one role.
+    """One role's keys, one for each pair.
 
     Attributes:
         role: Role of the holder.

@@ -147,7 +147,7 @@ class UnixListener:
     """The Unix sockets beside one TCP listener, until `close`.
 
     Args:
-        greet: Makes the protocol of a connection with its side.
+        greet: Makes the protocol of a connection, given the connection's side.
         start: Starts a task, which ends with the listener.
     """
 

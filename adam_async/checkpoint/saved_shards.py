@@ -181,7 +181,8 @@ class SavedShards:
     async def find(
         self, name: str, maps: Callable[[], ClusterMap], *, without: str = "", patient: bool = False
     ) -> FoundStore | None:
-        """Return the newest store with a name, or with an empty name of a run; None if none counts.
+        """Return the newest store with a name, or a run's newest if the name is empty; None if no store
+        counts.
 
         Args:
             maps: Returns the newest cluster map.
@@ -216,7 +217,7 @@ class SavedShards:
         return None
 
     async def survey(self, name: str, cluster: ClusterMap, *, pin: str = "") -> Survey:
-        """Return the stores with a name on live servers' disks; with an empty name those of runs.
+        """Return the stores with a name on live servers' disks, or the runs' stores if the name is empty.
 
         Args:
             pin: Name of a pin: the result has the pins with this name, each as a separate store.

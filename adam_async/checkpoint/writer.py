@@ -273,7 +273,7 @@ class Checkpointer:
         logger.info(text, manifest.name, checkpoint.read_s, size, result.written_s)
 
     async def settle(self) -> None:
-        """Wait for the current checkpoint; after `checkpoint_s` it is a miss.
+        """Wait for the current checkpoint; after `checkpoint_s` the checkpoint counts as missed.
 
         Raises:
             RunFailed: See `miss`.

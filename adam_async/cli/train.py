@@ -439,7 +439,7 @@ async def _report_cut_short(driver: Driver, path: Path, ended: str, disk: Disk, 
         return
     try:
         await write(_report(result, driver, terminal, baseline=None, ended=ended), path, disk)
-    except OSError as failure:  # the error of the run itself matters more
+    except OSError as failure:  # the run's error matters more than this one
         terminal.notice(f"{path} cannot be written: {failure.strerror or failure}")
 
 

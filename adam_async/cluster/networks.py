@@ -64,7 +64,7 @@ def cluster_network(
 
     Args:
         token: The text of a token file; see `read_token_text`.
-        entropy: Returns a number of unpredictable bytes.
+        entropy: Returns unpredictable bytes, as many as asked.
         buffers: Memory for received messages.
         checksum: Whether sent payloads carry a CRC-32C; see `LinkConfig.checksum`.
         link: Kind of the links; see `LinkConfig.link`.

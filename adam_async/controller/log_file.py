@@ -59,7 +59,7 @@ class LogFile:
 
         Raises:
             ConfigError: Another process has the file, or the file cannot be read or made.
-            DamagedLog: The file is damaged, or is not a log; it stays untouched.
+            DamagedLog: The file is damaged, or is not a log; the file stays untouched.
         """
         self.begun.clear()
         async with AsyncExitStack() as stack:

@@ -35,7 +35,8 @@ INCARNATIONS_KEPT = 16
 """Maximum number of ended incarnations that the map keeps of a node."""
 
 DEPARTED_KEPT = 64
-"""Maximum number of departed nodes of each role in the map, except those in use; the last to leave stay."""
+"""Maximum number of departed nodes of each role in the map, except nodes in use; the nodes that left last
+stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ each heartbeat. So a line is late by at most one such interval.
 *Leader.* The log has a line for each elected leader, none for requests for votes. *Lost and returned
 controllers.* The leader reports them, because it measures each voter's silence; in its first `LOST_S` it
 reports none. *No majority.* A warning follows `LEADERLESS_S` without a leader. The warning names the
-controllers that sent nothing during this time, in which every running controller asks for votes.
+controllers that sent nothing meanwhile, although running controllers ask for votes.
 
 The leading controller also logs each important change of the map (`report_changes`).
 

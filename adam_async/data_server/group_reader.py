@@ -106,7 +106,7 @@ NEWEST = 1 / 8
 """Weight of the newest answer in the usual time of an answer."""
 
 Images = tuple[NDArray[Any] | None, NDArray[Any]]
-"""Requested rows of a group's images (n, C, H, W), or None if only labels were; and labels (n,)."""
+"""Requested rows of a group's images (n, C, H, W), None if only labels were requested; and labels (n,)."""
 
 
 class GroupReader:

@@ -14,7 +14,7 @@ kept groups the next dealer makes the log again (`restore`).
 
 *Limits.* An epoch that ends early waits for its leases (`epoch.py`). Shares are leased ahead of need, as many
 groups to a slow replica as to a fast one, and the slow replica takes longer for them. So a replica below half
-the fastest rate gets only as many groups as it can finish in a limited time. In the limited time the fastest
+the fastest rate gets only as many groups as it can finish in a limited time: the time in which the fastest
 replica would finish the most groups that the slow one held at once. The limit is at least one and a half
 steps, rounded down, because a report needs a whole step.
 

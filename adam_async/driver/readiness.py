@@ -28,7 +28,7 @@ COMMANDS = {
 """Words of the command that starts a role, before the addresses of the controllers, by the role in words."""
 
 NO_RUN = "-"
-"""Id that belongs to no run; with it, an error before the submission lists all joined roles as not ready."""
+"""Id of no run: an error before the submission uses it, and so lists all joined roles as not ready."""
 
 
 class Readiness:

@@ -393,7 +393,7 @@ def _assignment(push: Push) -> str:
 
 
 def _twice(numbers: Sequence[int]) -> str:
-    """Name the first number that occurs twice; empty if none does."""
+    """Name the first repeated number; empty without a repetition."""
     if len(numbers) < 2 or len(set(numbers)) == len(numbers):
         return ""
     again = next(one for one, other in pairwise(sorted(numbers)) if one == other)

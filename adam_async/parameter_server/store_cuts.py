@@ -11,8 +11,8 @@ newer one. If all servers are lost at any moment, their disks share a clock at w
 disk has at most two cuts; when a server ends, the run's last values may be a third.
 
 While the clock moves, the next cut is some steps ahead, so that no bundle has passed it when the other
-servers learn of it. If a bundle has passed it nevertheless, the next naming is twice as far ahead in time. If
-the clock stands still, as between two epochs, the cut has this clock.
+servers learn of it. If a bundle has passed the cut's clock nevertheless, the next naming is twice as far
+ahead in time. If the clock stands still, as between two epochs, the cut has this clock.
 
 A server gives a cut up if a bundle had passed its clock, if training stands still and the primary names a new
 clock, if the shards of a bundle are replaced, or if the disk is full or takes no piece for `PIECE_S`. The cut

@@ -1,8 +1,8 @@
 """One store's states on the disk of one server: written while the server serves the store, read after a loss.
 
 The disk follows the changes of a store from its placement on the server until it leaves the server. Beside
-the states of a run's shards it has the record of the run, which is never older than they are. Then the states
-are *saved*: a driver or client may read them for a new store, until the disks have the new store too.
+the states of a run's shards the disk has the run's record, which is never older than the states. Then the
+states are *saved*: a driver or client may read them for a new store, until the disks have the new store too.
 """
 
 import asyncio

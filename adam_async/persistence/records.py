@@ -190,7 +190,7 @@ class EntryRecord(msgspec.Struct, frozen=True, array_like=True, tag="entry"):
 class RoundRecord(msgspec.Struct, frozen=True, array_like=True, tag="round"):
     """End of a round of states; with `is_directory`, the list of all states, in a new file.
 
-    The last such record in the last state file has the facts of the whole folder.
+    The last directory in the last state file has the facts of the whole folder.
     """
 
     number: Number

@@ -115,7 +115,7 @@ async def write_once(
 
     Args:
         states: The states, as they arrive.
-        head: Returns the states of the head, after the last state; none if the folder is given up.
+        head: Once all states are read, returns the head's states; none if the folder is given up.
 
     Returns:
         Size of all files, in bytes; 0 if the folder is given up, and must be removed.

@@ -124,7 +124,7 @@ def common_and_others(several: Collection[Ranges]) -> tuple[NDArray[np.int64], N
 def merging(
     several: Collection[Ranges],
 ) -> Generator[None, None, tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Do the work of `common_and_others`, and yield between pieces of a few ms.
+    """Do the work of `common_and_others` in pieces of a few ms, and yield between them.
 
     The groups are cut into windows with about `WINDOW_BOUNDS` bounds of the sets.
     """

@@ -70,7 +70,7 @@ def read_size(name: str, text: str, *, besides: str = "") -> int:
     """Read a size such as ``512M`` or ``4G``; without a letter it is in bytes.
 
     Args:
-        besides: Other permitted values of the option, for the error.
+        besides: Permitted values other than sizes, for the error.
 
     Raises:
         ConfigError: The text is not a size, or the size is above `MOST_BYTES`.

@@ -136,7 +136,7 @@ def _unblocked(stream: TextIO, descriptor: int, unread: "_Unread") -> TextIO:
     except OSError:
         return stream
     stream.flush()
-    raw: Any = getattr(stream.buffer, "raw", stream.buffer)  # Python's unbuffered streams have no buffer
+    raw: Any = getattr(stream.buffer, "raw", stream.buffer)  # an unbuffered stream's buffer is raw
     return io.TextIOWrapper(
         io.BufferedWriter(_UnblockedFile(raw, unread), MOST_UNREAD_BYTES),
         encoding=stream.encoding,

@@ -152,7 +152,7 @@ class _LocalServers:
 _OF_LOOP: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Path | str | None, _LocalServers]] = (
     WeakKeyDictionary()
 )
-"""Servers of each loop: by their folder, or by the name of the one store that has them, or under None."""
+"""Servers of each loop by folder, by the name of the one store on them, or under None."""
 
 
 @asynccontextmanager

@@ -78,7 +78,7 @@ class Add(nn.Module):
     """The sum of two or more inputs of one shape: the layer ``add``."""
 
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
-        """Add up, in the order of the inputs."""
+        """Add the inputs up in their order."""
         for other in others:
             first = first + other
         return first

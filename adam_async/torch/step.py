@@ -106,8 +106,8 @@ class TorchStep(TrainStep):
             scores with targets. By default the module gets the scaled images.
         sample: Maximum number of training images for the running statistics, if the module has any.
         unused: Whether a batch may leave parameters without a gradient; their gradient is then zero.
-        factors: Whether weights of linear layers may travel as factors. Some modules need False: those in
-            which a layer may get more rows for each image than in the trial with black images.
+        factors: Whether weights of linear layers may travel as factors. Set False if a layer of the module
+            may get more rows per image than in the trial with black images.
 
     Raises:
         ConfigError: The module cannot be trained; the error names the tensor and the remedy.

@@ -7,8 +7,8 @@ finite is not scaled: the server refuses and counts it.
 
 A gradient sent as factors is the product E X^T of error gradients E (rows, K) and activations X (inputs, K).
 Factors give the norm without their product: |E X^T|^2 is the sum over all entries of (E^T E) * (X^T X), two
-Gram matrices of K by K; the matrices of several servers' rows add up. If the product is smaller than a Gram
-matrix, the norm is computed from the product. A limit's factor multiplies E.
+Gram matrices of K by K. If several servers have the rows, their matrices add up. If the product is smaller
+than a Gram matrix, the norm is computed from the product. A limit's factor multiplies E.
 
 The limits apply to the gradient that the rule would see from this push alone: the sum over the groups of the
 step. In bsp, servers average over all images of a step, so this gradient is the mean over the images of this

@@ -1,9 +1,9 @@
 """Pure: the plans for a model and some machines, their predicted rates, and the recommended plan.
 
 A *candidate* is a number of workers, a kind of plan and a number of images per group. The recommended
-candidate is the fastest by `model/partition/planner.py`. If others are within `NEAR` of it, the recommended
-one has the fewest workers, then the fewest images per group, then the fewest bytes. The choice ignores the
-effect of the group size on learning.
+candidate is the fastest by `model/partition/planner.py`. If others are within `NEAR` of the fastest, the
+recommended one has the fewest workers, then the fewest images per group, then the fewest bytes. The choice
+ignores the effect of the group size on learning.
 
 Workers on separate machines push every group's gradients to the servers and pull values, over links like
 those between workers. On one machine a worker with the whole model trains in place, without messages.

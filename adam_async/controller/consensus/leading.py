@@ -23,8 +23,8 @@ class Progress:
     round: int = 0
     """Latest round that the node answered."""
     sure: bool = False
-    """Whether the node's log certainly equals the leader's up to `match`; the leader then sends entries ahead
-    of answers."""
+    """Whether the node's log surely equals the leader's up to `match`; if so, the leader does not wait for
+    answers."""
     snapshot: Snapshot | None = None
     """Snapshot in transfer to the node, because the leader's log no longer has the entries that the node
     lacks; None if there is none."""

@@ -5,8 +5,8 @@ or removes one node. Two voter sets one step apart differ by at most one node, s
 a node with each majority of the other. So two memberships in force cannot decide against each other.
 
 A node's *identity* is its name and a number drawn when its disk was empty. A node that lost its disk has a
-new identity, which the old identity's votes and acknowledgements do not bind. The node counts again only
-after its new identity is added, has caught up and is promoted."""
+new identity; votes and acknowledgements of the old one do not bind it. The node counts again only after its
+new identity is added, has caught up and is promoted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

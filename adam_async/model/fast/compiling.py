@@ -3,8 +3,8 @@
     python -m adam_async.model.fast.compiling float32 0 14 34
 
 The arguments are the type of the values and the numbers of the kernels. Without numbers the process compiles
-the kernel of update rules; with the word `vectors`, those of vectors. The compiled kernels are stored on
-disk.
+the kernel of update rules; with the word `vectors`, the kernels of vectors. The compiled kernels are stored
+on disk.
 """
 
 import sys

@@ -300,7 +300,7 @@ class FastLocallyConnected(FastSliding, LocallyConnected):
     def backward_ops(self, slots: Slots) -> list[Op]:
         """Multiply pixel by pixel, add up, unpack."""
         wanted = slots.input_error
-        # The runs are those of the packed input, so their sums have the same layout.
+        # Error gradients are packed like the input, so sums have the same layout.
         target = slots.scratch["packed_error"] if self._packed() else wanted
         arrays = (slots.error, self.ref("weight"), target, slots.views["runs"], self._line(slots.images))
         ops = [Op.of(program.LOCAL_BACK, *self._shape(slots), *arrays, target.size, slots.scratch["pixel"])]

@@ -41,7 +41,7 @@ def best_of(
 
 
 def emit_best_of(builder: Any, element: Any, arguments: list[Any], registers: Registers) -> None:
-    """Emit `best_of`; `arguments` are its arguments from `best` on."""
+    """Emit `best_of`; `arguments` are the function's arguments from `best` on."""
     to, winner_to, start, offsets, number, left = arguments
     one = ir.Constant(element, 1.0)
 

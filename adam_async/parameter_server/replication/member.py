@@ -30,8 +30,8 @@ class BundleMember(LocalCopy):
         super().__init__(me, bundle, record)
         self._links: set[Member] = set()
         self._waiting: dict[Member, Begin] = {}
-        """Newest `Begin` of each primary, which waits for a newer record. The `Begin` came on a link that the
-        primary dialled, so it survives the end of a link that this member dialled."""
+        """Newest `Begin` of each primary; the message waits for a newer record. The `Begin` came on a link
+        that the primary dialled, so it survives the end of a link that this member dialled."""
         self.primary: Primary | None = None
         """Role of this member; set if the member believes that it is the primary."""
         if me in record.in_sync:

@@ -51,7 +51,7 @@ class _Model:
     pins: dict[str, dict[int, list[bytes]]] = field(default_factory=dict)
     """Digests of each piece's shards at each pin, by the id of its states."""
     vectors: dict[str, tuple[VectorRecord, ...]] = field(default_factory=dict)
-    """Vectors of each pin, which temporary ones are not."""
+    """Vectors of each pin, without temporary vectors."""
 
     def apply(self, parts: list[Part]) -> None:
         """Apply the next entry."""

@@ -1,8 +1,8 @@
 """Pure: checks that vectors keep the sum of all pushes to them, whatever moves between them.
 
-Clients add ones to the vector `INBOX`. A step of any client adds it to `TOTAL` and empties it. So each value
-of `INBOX` plus that of `TOTAL` is the number of pushes applied to its shard. A step that was applied twice,
-in part, or at another place than its dot product shows as another number.
+Clients add ones to the vector `INBOX`. A step of any client adds `INBOX` to `TOTAL` and empties `INBOX`. So
+each value of `INBOX` plus that of `TOTAL` is the number of pushes applied to its shard. A step that was
+applied twice, in part, or at another place than its dot product shows as another number.
 """
 
 from collections.abc import Sequence

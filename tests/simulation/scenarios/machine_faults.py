@@ -123,7 +123,8 @@ ENDS_S = 3.0
 """Time limit for the end of a stopped controller, in seconds."""
 
 AGAIN_S = 1.0
-"""Duration of a wrong clock in the next incarnation, in seconds, if another fault ended the one before."""
+"""Duration in seconds of a wrong clock in the next incarnation, if another fault ended the previous
+incarnation."""
 
 
 class MachineFaults:

@@ -298,7 +298,7 @@ CONSISTENCIES = ("asp", "asp", "ssp:2", "bsp")
 """Consistencies to draw from."""
 
 FLUSH_S = (0.2, 0.5, 1.0)
-"""Times between two rounds of writing to draw from, in seconds."""
+"""Possible times in seconds between two rounds of writing."""
 
 PACES_S = (0.08, 0.2, 0.4)
 """Mean pauses of a client between two steps to draw from, in seconds."""

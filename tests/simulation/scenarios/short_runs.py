@@ -302,7 +302,7 @@ class ShortRuns:
         """Check that a finished epoch counted or skipped every image once, and that each part has its groups;
         count its trained groups. Raises Violation."""
         if (run.id, run.epoch) in self.ended:
-            return  # checked before, but the start of the next epoch failed
+            return  # checked already, but then the next epoch failed to start
         self.ended[run.id, run.epoch] = None
         self._ledger.counts["epochs cut short"] += result.skipped > 0
         returned = [server.state.returned for server in self.data_servers.values()]

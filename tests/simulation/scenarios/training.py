@@ -103,8 +103,7 @@ LOSSES = ("server-kill", "server-crash", "server-split", "server-successors")
 """Faults that cost a server's memory; each seed with copies has at least one."""
 
 DRIVER_LOST, DRIVER_REPLACED = 0.35, 0.3
-"""Share of the seeds that lose the driver, and share of the lost drivers that replace their run, if they
-may."""
+"""Share of the seeds that lose the driver, and share of these that then replace the run, where permitted."""
 
 TORN = 0.5
 """Share of the seeds that lose a worker within a step."""

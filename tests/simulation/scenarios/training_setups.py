@@ -168,7 +168,7 @@ class Setup:
 
     @property
     def pace(self) -> float:
-        """Share of a core of a worker."""
+        """A worker's share of a core."""
         return PACE_CUT if self.config.partitions > 1 else PACE
 
 
