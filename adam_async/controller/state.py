@@ -35,8 +35,7 @@ INCARNATIONS_KEPT = 16
 """Maximum number of ended incarnations that the map keeps of a node."""
 
 DEPARTED_KEPT = 64
-"""Maximum number of departed nodes of each role in the map, except nodes in use; the nodes that left last
-stay."""
+"""Maximum number of departed nodes per role in the map, except nodes in use; the latest stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

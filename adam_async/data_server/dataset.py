@@ -221,8 +221,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     """Names of class 0, 1, ...; empty if the source has numbers only."""
     damaged: tuple[str, ...] = ()
-    """Damaged images that were left out: one sentence each for up to 100 images, then the number of further
-    ones."""
+    """Damaged images that were left out: a sentence for each of the first 100, and the number of the rest."""
     squared_norm: float = 0.0
     """Mean over some images of an image's sum of squared pixels (scaled to 0 to 1); 0 if unknown."""
     cache: CacheLimits | None = None

@@ -23,8 +23,7 @@ class Progress:
     round: int = 0
     """Latest round that the node answered."""
     sure: bool = False
-    """Whether the node's log surely equals the leader's up to `match`; if so, the leader does not wait for
-    answers."""
+    """Whether the node's log surely equals the leader's up to `match`: then the leader awaits no answers."""
     snapshot: Snapshot | None = None
     """Snapshot in transfer to the node, because the leader's log no longer has the entries that the node
     lacks; None if there is none."""

@@ -65,8 +65,7 @@ MEMORY_BYTES = 24 << 20
 WAITS = Waits(dial_s=20.0, call_s=5.0, answer_s=0.5, patience_s=60.0, clock_s=60.0, prepare_s=60.0)
 
 APART = "paths of their own"
-"""Name of a count: runs in which servers have a second listener for each other, and separate links for
-pieces."""
+"""Name of a count: runs whose servers have a second listener for each other, and links for pieces."""
 
 SINCE_1970_S = 1.8e9
 """Wall-clock time at the beginning of a run, in seconds since 1970."""

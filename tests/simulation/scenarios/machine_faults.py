@@ -123,8 +123,7 @@ ENDS_S = 3.0
 """Time limit for the end of a stopped controller, in seconds."""
 
 AGAIN_S = 1.0
-"""Duration in seconds of a wrong clock in the next incarnation, if another fault ended the previous
-incarnation."""
+"""Seconds of a wrong clock in the next incarnation, if another fault ended the previous incarnation."""
 
 
 class MachineFaults:
