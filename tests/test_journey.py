@@ -11,10 +11,10 @@ from tests.journey import JOURNEYS, counts_of
 
 PAGE = (Path(__file__).resolve().parents[1] / "ARCHITECTURE.md").read_text()
 CEILINGS = {
-    "push_pull": (92, 22, 685),
-    "worker push": (108, 27, 864),
-    "image group": (64, 24, 316),
-    "map change": (328, 33, 1506),
+    "push_pull": (94, 22, 688),
+    "worker push": (110, 27, 874),
+    "image group": (64, 24, 320),
+    "map change": (330, 33, 1522),
 }
 """Calls, files and lines of each journey. A change that shortens a journey lowers its row, here and in
 ARCHITECTURE.md."""

@@ -172,13 +172,10 @@ class StreamLink(Link, asyncio.BufferedProtocol):
 
     def _waiting_frames(self) -> bytes:
         """Take the frames that wait for `_flush`, and return them as one."""
-        turn = self._turn
+        turn, self._turn, self._turn_bytes = self._turn, [], 0
         if self._returned:
             turn.append(self._freed_frame())
-        frame = turn[0] if len(turn) == 1 else b"".join(turn)
-        turn.clear()
-        self._turn_bytes = 0
-        return frame
+        return b"".join(turn)
 
     def _flush(self) -> None:
         if self._turn or self._returned:
