@@ -93,11 +93,9 @@ def draw_plan(dice: RandomStream) -> Plan:
 
 def _draw_fault(dice: RandomStream, kind: str) -> Fault:
     client = dice.choose([*PUSHERS, *READERS, *READERS])
-    lasts_s = dice.choose([0.3, 1.0, 3.0])
+    lasts_s = dice.choose([1.0, 2.0, 3.0] if kind == "freeze" else [0.3, 1.0, 3.0])
     targets: tuple[str, ...] = (client,)
-    if kind == "reset":
-        targets = (client, dice.choose(PLACES))
-    elif kind == DELETE:
+    if kind == DELETE:
         targets = ()
     at_s = dice.between(BEGUN_S, STRIKE_S)
     return Fault(at_s=round(at_s, 3), kind=kind, targets=targets, lasts_s=lasts_s)
@@ -219,13 +217,18 @@ async def run(world: World, plan: Plan, ledger: Ledger) -> None:
         clients.deletes_next = True
         check_noticed(await until(world, lambda: not clients.deletes_next))
 
+    async def reset(world: World, fault: Fault) -> None:
+        """Reset a client's links to the servers of the store, which may be one server."""
+        (client,) = fault.targets
+        check_noticed(await until(world, lambda: any(world.network.reset(client, place) for place in PLACES)))
+
     def lacks_pushes() -> str:
         lacks = ledger.counts[PUSHED] < LEAST_PUSHES
         return f"only {ledger.counts[PUSHED]} pushes are acknowledged" if lacks else ""
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(work, name="watch") for work in (cluster.watch(), look())]
-        await strike_all(world, plan.faults, ledger, own={DELETE: delete})
+        await strike_all(world, plan.faults, ledger, own={DELETE: delete, "reset": reset})
         await clients.answered()
         await settle(world, lacks_pushes, within_s=LEAVES_S, invariant="pushes go on")
         readers.are_going_on = False
