@@ -328,6 +328,8 @@ class TrainingCluster(Cluster):
         Raises:
             Violation: A push is missing.
         """
+        if self.map.run is None:  # no controller runs, or one that knows no entry yet has begun anew
+            return
         ordered, now = self.ordered(), self._world.now
         late = {
             session: self._late.get(session, now)
