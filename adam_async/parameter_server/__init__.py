@@ -47,5 +47,5 @@ Disks of servers:
     entry_replay.py                                 durable pushes, replayed after a loss
     store_cuts.py, cut_folder.py                    bsp: bundles of a run at one clock; its name; files
     saved_stores.py                                 stores on a disk: report, reads after a loss, removal
-    pins.py                                         states under names: a folder each
+    store_pins.py, pins.py                          states under names: those of a bundle; a folder each
 """

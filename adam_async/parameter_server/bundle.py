@@ -518,6 +518,11 @@ class Bundle:
         """Time at which the snapshot ends; infinite without a snapshot."""
         return self.snapshot.until if self.snapshot is not None else inf
 
+    def end_pin(self) -> None:
+        """Give up the pin that is being written. Its task removes what it has written, so it goes on."""
+        if self.pinning is not None:
+            self.pinning.end()
+
     def end_snapshot(self) -> None:
         if self.snapshot is not None:
             self.snapshot.end()

@@ -26,7 +26,6 @@ from adam_async.messages import (
     Loaded,
     LoadShards,
     MapShards,
-    PinFacts,
     PinShards,
     Pull,
     Push,
@@ -45,7 +44,6 @@ from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.at_once import ShortWay
 from adam_async.parameter_server.bundle import Bundle
 from adam_async.parameter_server.bundle_copy import BundleCopy
-from adam_async.parameter_server.bundle_saver import BundleSaver
 from adam_async.parameter_server.events import (
     Answer,
     Applied,
@@ -68,9 +66,7 @@ from adam_async.parameter_server.events import (
     is_torn,
 )
 from adam_async.parameter_server.gradients import PushGradients, read_gradients
-from adam_async.parameter_server.kept_shards import PinCopies, bytes_of
 from adam_async.parameter_server.mapped_workers import MappedWorkers
-from adam_async.parameter_server.piece_states import Catalogue
 from adam_async.parameter_server.question_checks import (
     MOST_WAIT_S,
     QUESTION_TYPES,
@@ -96,9 +92,9 @@ from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import StoreReports
 from adam_async.parameter_server.storage import NotedStep
 from adam_async.parameter_server.store_host import StoreHost, compile_kernels, kernels_of, shards_of
+from adam_async.parameter_server.store_pins import StorePins
 from adam_async.parameter_server.store_work import StoreWork, begin_work
 from adam_async.parameter_server.user_applier import appliers_of
-from adam_async.persistence.records import Order
 from adam_async.run.cluster_map import ClusterMap
 from adam_async.run.group_ranges import has_groups
 from adam_async.run.ids import Replica, ShardId
@@ -177,6 +173,7 @@ class ServedStore:
             if host.disk is not None:
                 host.disk.still = self._storage.still
         self._saver = host.disk.saver(home, self._pieces) if host.disk is not None else None
+        self._pins = StorePins(store, home, self._specs, self._pieces, host, self._drain_soon)
         self._copy: BundleCopy | None = None
         if self._saver is not None:
             self._saver.is_ready, self._saver.wake = self._has_values, self._rest
@@ -330,7 +327,7 @@ class ServedStore:
             self._saver.all_touched()
             self.state.bundle.end_cut()
             self._saver.moved()
-        self.end_pin()
+        self.state.bundle.end_pin()
         try:
             self._make()
         except MemoryError:
@@ -351,6 +348,10 @@ class ServedStore:
         """Refuse all requests from now on: another server is the primary."""
         self.is_primary = False
         self._perform(self.state.follow())
+
+    def took_pins(self) -> None:
+        """Remove the pins from the disk that were given up while this server was away."""
+        self._pins.remove_given_up(self.bundle)
 
     def leave(self) -> None:
         """Drop the shards: the server is no member any more."""
@@ -468,92 +469,6 @@ class ServedStore:
     def _refuse_notes(self, body: MapShards, text: str) -> int:
         logger.warning("%s: notes of a worker of replica %s: %s", self._host.node, body.replica, text)
         return 0
-
-    # --- pins ----------------------------------------------------------------------------------
-
-    def _refusal_of_pin(self, body: PinShards) -> tuple[str, str]:
-        """Return the code and the reason of the refusal of a pin; no reason if this server takes it."""
-        if self.store.program:
-            return "malformed", f"store {self.store.id} belongs to a run: take checkpoints of it"
-        if body.removes:
-            return "", ""
-        if self._host.pins is None:
-            return "malformed", f"{self._host.node} has no folder: start it again with --dir DIR"
-        if body.pin in self.state.bundle.pins:
-            return "", ""  # a repetition, perhaps to a new primary
-        if self.state.bundle.writes_pin:
-            return "busy", f"{self._host.node} still writes another pin"
-        return "malformed", self._host.pins.refusal(self._name_of_store, body.pin)
-
-    @property
-    def _name_of_store(self) -> str:
-        disk = self._host.disk
-        return disk.catalogue.name if disk is not None and disk.catalogue is not None else ""
-
-    def _keep_pin(self, pin: Pin, saver: BundleSaver) -> None:
-        """Save the shards for a pin that was just applied, or remove the pin from the disk."""
-        host, bundle, disk = self._host, self.state.bundle, self._host.disk
-        order = saver.pinned_at.pop(pin.pin, (0, saver.changes))
-        if disk is None or host.pins is None or disk.catalogue is None:
-            return
-        if pin.removes:
-            host.spawn(f"pin-{pin.name}", host.pins.remove(pin.pin))
-            return
-        copies = bundle.pinning
-        if copies is None or (copies.pin is not pin and copies.pin.pin == pin.pin):
-            return  # a repetition, or the server joins
-        facts, text = self._facts_of(pin, disk.catalogue), f"{host.node} still writes another pin"
-        if copies.pin is pin and not (text := host.pins.refusal(disk.catalogue.name, pin.pin)):
-            saving = self._save_pin(bundle, copies, disk.catalogue, facts, order)
-            host.pins.begin(host.spawn(f"pin-{pin.name}", saving))
-            return
-        host.pins.fail(disk.catalogue.name, facts, text)
-        if copies.pin is pin:
-            copies.end()
-            bundle.pinning = None
-
-    def took_pins(self) -> None:
-        """Remove the pins from the disk that were given up while this server was away."""
-        pins = self._host.pins
-        for pin, is_over in self.state.bundle.pins.items() if pins is not None else ():
-            if pins is not None and is_over:
-                self._host.spawn(f"pin-{pin}", pins.remove(pin))
-
-    def _facts_of(self, pin: Pin, catalogue: Catalogue) -> PinFacts:
-        cluster, store = self._cluster, self.store
-        homes = tuple(sorted({store.buckets[spec.bucket] for spec in self._specs}))
-        bundles = [cluster.bundle(store.id, home) for home in homes] if cluster is not None else []
-        members = {node for each in bundles if each is not None for node, _ in each.in_sync}
-        assert self._host.disk is not None
-        return PinFacts(
-            name=pin.name,
-            pin=pin.pin,
-            store=store.id,
-            home=self.home,
-            homes=homes,
-            servers=tuple(sorted({*members, self._host.node})),
-            began_ms=int(self._host.disk.wall_clock() * 1000),
-            nbytes=sum([bytes_of(shard) for shard in self.state.shards.values()]),
-        )
-
-    def end_pin(self) -> None:
-        """Give up the pin that is being written: its shards leave, or are replaced, or the server ends.
-
-        Its task removes what it has written, so it is not cancelled here.
-        """
-        if self.state.bundle.pinning is not None:
-            self.state.bundle.pinning.end()
-
-    async def _save_pin(
-        self, bundle: Bundle, copies: PinCopies, catalogue: Catalogue, facts: PinFacts, order: Order
-    ) -> None:
-        assert self._host.pins is not None
-        try:
-            await self._host.pins.write(copies, catalogue, facts, self._pieces, order, self._drain_soon)
-        finally:
-            if bundle.pinning is copies:
-                bundle.pinning = None
-        self._drain_soon()
 
     # --- the map -------------------------------------------------------------------------------
 
@@ -736,7 +651,7 @@ class ServedStore:
                 effects = []
                 send_record(request, body, state.bundle.log)
             case PinShards():
-                code, text = self._refusal_of_pin(body)
+                code, text = self._pins.refusal(body, state.bundle)
                 if text:
                     request.fail(code, text)
                     return True
@@ -908,7 +823,7 @@ class ServedStore:
         if self.mapped is not None:
             self.mapped.end(lets_go=True)
         self.short.end()
-        self.end_pin()
+        self.state.bundle.end_pin()
         self._perform(self.state.end())
         self._answers.refuse("wrong-run", f"store {self.store.id} left this server")
         disk, saver = self._host.disk, self._saver
@@ -1013,7 +928,7 @@ class ServedStore:
         if self._saver is not None:
             for effect in effects:
                 if isinstance(effect, KeepPin):
-                    self._keep_pin(effect.pin, self._saver)
+                    self._pins.keep(effect.pin, self.bundle, self._saver, self._cluster)
         self._answers.perform(effects, self.state.bundle.snapshot)
         if self.state.bundle.cut is not None and self._saver is not None:
             self._saver.moved()

@@ -192,7 +192,7 @@ class ParameterServer(Role):
     async def _goodbye(self) -> None:
         for served in self.served.values():
             served.end_compilation()
-            served.end_pin()
+            served.bundle.end_pin()
         if self._saved.pins is not None:
             self._saved.pins.end()
         # The stores fail with the departure of this server, and leave it.
