@@ -76,15 +76,7 @@ from adam_async.parameter_server.question_checks import (
 )
 from adam_async.parameter_server.replay_log import OrderLog, most_read_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
-from adam_async.parameter_server.shard import (
-    SHEETS,
-    FamilyMemory,
-    Session,
-    Shard,
-    ShardTables,
-    Sheet,
-    set_vectors,
-)
+from adam_async.parameter_server.shard import FamilyMemory, Session, Shard, ShardTables, Sheet, set_vectors
 from adam_async.parameter_server.shard_group import ShardGroup
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
@@ -100,6 +92,7 @@ from adam_async.run.group_ranges import has_groups
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import (
+    SHEETS,
     ArrayRecord,
     BundleRecord,
     StoreRecord,

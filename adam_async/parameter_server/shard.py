@@ -264,10 +264,6 @@ class Sheet:
         return region is not None and bool(region.loans) and region.is_lent(begin * size, end * size)
 
 
-SHEETS = 2
-"""Number of published sheets: a reader keeps values on one while a push writes the next ones on the other."""
-
-
 MOST_LOST = 2
 """Number of lost sheets up to which a server allocates others in their place."""
 

@@ -21,13 +21,10 @@ from adam_async.model.spec import ModelSpec
 from adam_async.run.config import Config
 from adam_async.run.image_size import Size, read_image_size
 from adam_async.run.step_model import RunModel
+from adam_async.run.store_record import sheets_of
 
 COMMON = 4
 """Memory for values at the servers, gradients and copies of an evaluation, in multiples of all parameters."""
-
-SHEETS = 2
-"""Memory for values that processes of the host read, and for the next values, which a push writes meanwhile;
-a multiple of all parameters."""
 
 OF_STATE = 2
 """Memory for each elementwise array of the rule and its initialization, as a multiple of all parameters."""
@@ -46,9 +43,9 @@ def parameter_bytes(model: RunModel, config: Config) -> int:
     sizes = COMMON + OF_STATE * len(rule.state_names)
     if config.weights != "aliased":
         sizes += OF_REPLICA * config.replicas
-        has_log = config.copies_in_force > 1 or config.ack == "durable"
-        if config.processes and config.link != "tcp" and not (has_log or config.synchronous):
-            sizes += SHEETS
+        if config.processes and config.link != "tcp":
+            has_log = config.copies_in_force > 1 or config.ack == "durable"
+            sizes += sheets_of(logged=has_log, summed=config.synchronous, recorded=config.record)
     return sizes * model.num_parameters * model.dtype.itemsize
 
 

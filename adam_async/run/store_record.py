@@ -102,6 +102,9 @@ DTYPES: Mapping[str, int] = {"float32": 4, "float64": 8}
 MOST_CLIENTS = 1 << 20
 """Maximum number of clients for which the first step of a store waits."""
 
+SHEETS = 2
+"""Number of published sheets: a reader keeps values on one while a push writes the next ones on the other."""
+
 NUM_BUCKETS = 64
 """Number of buckets of each store."""
 
@@ -308,11 +311,9 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def value_arrays(self) -> int:
-        """Maximum number of arrays of values at a server: its own, and two that processes of its host read.
-
-        There is one in place, and where pushes have no short way: with a log, in bsp, and recorded.
-        """
-        return 1 if self.has_log or self.in_place or self.summed_weight or self.record else 3
+        """Maximum number of arrays of values at a server: its own, and the sheets."""
+        summed = self.summed_weight > 0
+        return 1 if self.in_place else 1 + sheets_of(logged=self.has_log, summed=summed, recorded=self.record)
 
     @property
     def takes_cuts(self) -> bool:
@@ -326,6 +327,11 @@ class StoreRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FIXED = StoreRecord.__struct_fields__[: StoreRecord.__struct_fields__.index("phase")]
+
+
+def sheets_of(*, logged: bool, summed: bool, recorded: bool) -> int:
+    """Return the number of sheets of a store that takes pushes; 0 if these have no short way."""
+    return 0 if logged or summed or recorded else SHEETS
 
 
 def served_word(store: StoreRecord) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from adam_async import Sgd
-from adam_async.parameter_server.shard import SHEETS
+from adam_async.run.store_record import SHEETS
 from adam_async.sync import ParameterStore
 from tests.processes.commands import started_by_hand, until
 from tests.processes.single_steps import Tracer

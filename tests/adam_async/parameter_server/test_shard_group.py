@@ -21,7 +21,7 @@ from adam_async.parameter_server.events import (
     TickArrived,
 )
 from adam_async.parameter_server.gradients import read_gradients
-from adam_async.parameter_server.shard import MOST_LOST, SHEETS, Shard, Sheet, leave_lent
+from adam_async.parameter_server.shard import MOST_LOST, Shard, Sheet, leave_lent
 from adam_async.parameter_server.shard_group import MOST_MOVED, ShardGroup, count_groups, versions_of
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.storage import own_shards
@@ -29,6 +29,7 @@ from adam_async.run import group_ranges
 from adam_async.run.group_ranges import has_groups, name_groups
 from adam_async.run.ids import BucketId, ShardId
 from adam_async.run.shard_table import ShardSpec
+from adam_async.run.store_record import SHEETS
 from tests.adam_async.parameter_server.timelines import push_on, tick_on
 from transport import Region
 from transport.regions import region_of

@@ -165,6 +165,7 @@ def test_a_run_needs_several_times_its_parameters() -> None:
         ({"link": "tcp"}, 10),
         ({"copies": 3, "servers": 3}, 10),
         ({"consistency": "bsp"}, 10),
+        ({"record": True}, 10),
     ):
         processes = Config(weights="copy", replicas=2, processes=True, **more)  # type: ignore[arg-type]
         assert parameter_bytes(PHOTOS, processes) == sizes * one, "shared memory has two sheets of values"

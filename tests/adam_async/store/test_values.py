@@ -22,10 +22,10 @@ from adam_async.model.kernels import make_batches
 from adam_async.model.rules import AnyRule
 from adam_async.parameter_server import served_store
 from adam_async.parameter_server.apply import Applier
-from adam_async.parameter_server.shard import MOST_LOST, SHEETS, FamilyMemory
+from adam_async.parameter_server.shard import MOST_LOST, FamilyMemory
 from adam_async.run.arrays import Factors
 from adam_async.run.shard_table import assign_buckets, shard_table
-from adam_async.run.store_record import NUM_BUCKETS, PARAMETERS, ArrayRecord
+from adam_async.run.store_record import NUM_BUCKETS, PARAMETERS, SHEETS, ArrayRecord
 from adam_async.store.layout import FactorMessage, StoreLayout
 from adam_async.store.values import MOST_BUFFERS, PushBuffers, PushMessages
 from adam_async.store.vectors import Combine

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adam_async.errors import AdamError, first_cause
-from adam_async.parameter_server.shard import MOST_LOST, SHEETS, FamilyMemory
+from adam_async.parameter_server.shard import MOST_LOST, FamilyMemory
+from adam_async.run.store_record import SHEETS
 from adam_async.store.arguments import OpenArguments
 from adam_async.store.opening import ServerAccess, StoreLink
 from adam_async.store.store import ParameterStore
