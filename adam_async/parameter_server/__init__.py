@@ -19,6 +19,7 @@ The way of a push through its primary:
     vector_steps.py                                 steps on vectors: sums, dot products, and their answers
     user_applier.py                                 rules of users, whose results are checked as a whole
     answers.py                                      acknowledgements, copies of values, refusals
+    sheets.py                                       memory on which processes of the host read values
 Shards, clocks and consistency (asp, ssp, bsp):
     shard.py, shard_group.py, storage.py            values, rule state, dedup and clock tables; their memory
     replica_clocks.py                               clocks of live replicas; generations that have ended

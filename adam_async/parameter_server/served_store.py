@@ -76,10 +76,10 @@ from adam_async.parameter_server.question_checks import (
 )
 from adam_async.parameter_server.replay_log import OrderLog, most_read_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
-from adam_async.parameter_server.shard import FamilyMemory, Session, Shard, ShardTables, Sheet, set_vectors
-from adam_async.parameter_server.shard_group import ShardGroup
+from adam_async.parameter_server.shard import FamilyMemory, Session, Shard, ShardTables, set_vectors
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
+from adam_async.parameter_server.sheets import StoreSheets
 from adam_async.parameter_server.state import ServerState
 from adam_async.parameter_server.statistics import StoreReports
 from adam_async.parameter_server.storage import NotedStep
@@ -92,7 +92,6 @@ from adam_async.run.group_ranges import has_groups
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import (
-    SHEETS,
     ArrayRecord,
     BundleRecord,
     StoreRecord,
@@ -100,14 +99,9 @@ from adam_async.run.store_record import (
     newest_vector,
     served_word,
 )
-from dataflow import WaitTimedOut
 from transport import Link, Request
-from transport.regions import region_of
 
 logger = logging.getLogger(__name__)
-
-AGAIN_S = 10.0
-"""Time between two attempts to allocate sheets if memory is lacking, in seconds."""
 
 DETAILS_BYTES = 1 << 20
 """Size reserved in a message for the details of a push on its way to the other copies, in bytes."""
@@ -158,6 +152,7 @@ class ServedStore:
         self._largest = max([spec.nbytes for spec in specs if not spec.frozen], default=0)
         """Size of the largest of them, in bytes."""
         self._pieces = pieces_of(specs, in_place=store.in_place)
+        self.sheets = StoreSheets(store.id, home, host)
         self._make()
         self.mapped = None
         """Workers of other processes on the memory of this store; None for a store that takes pushes."""
@@ -202,7 +197,7 @@ class ServedStore:
         )
         host = self._host
         self._answers = Answers(
-            host.buffers, self._rules, self._drain_soon, self._is_torn, host.spawn, self._publish
+            host.buffers, self._rules, self._drain_soon, self._is_torn, host.spawn, self.sheets.publish
         )
         # The appliers of earlier shards are kept: they may have compiled kernels.
         self._appliers = self._appliers or appliers_of(
@@ -244,7 +239,7 @@ class ServedStore:
             *(self.state, self._checks, self._host, changed),
             self._take_charged,
             self._drain_soon,
-            self._publish,
+            self.sheets.publish,
         )
         self._sender_checks = SenderChecks(program=bool(store.program), creator=store.creator)
         self.state.alone = not store.has_log
@@ -351,33 +346,6 @@ class ServedStore:
         self._host.left(self)
 
     # --- the disk ------------------------------------------------------------------------------
-
-    def _publish(self, group: ShardGroup, link: Link) -> None:
-        """Begin to allocate the sheets on which readers of this host find values; until then they copy."""
-        memory = group.memory
-        assert memory is not None
-        if memory.allocates or self._host.now() < memory.waits_until or not memory.may_publish():
-            return
-        memory.lacks_sheets, memory.allocates = False, True
-        self._host.spawn(f"sheets-{self.store.id}-{self.home}", self._allocate_sheets(memory, link))
-
-    async def _allocate_sheets(self, memory: FamilyMemory, link: Link) -> None:
-        values = memory.private.values
-        nbytes, dtype = values.nbytes, values.dtype
-        del values  # pushes may leave it meanwhile
-        try:
-            async with self._host.make_memory_pool(threads=1, name=f"{self._host.node}-sheets") as pool:
-                while len(memory.sheets) < SHEETS and memory.may_publish() and not self._is_over:
-                    found = await pool.run(partial(link.publish, nbytes))
-                    region = region_of(found.data)
-                    assert region is not None
-                    memory.sheets.append(Sheet(found.view(dtype), region[0]))
-        except (OSError, RuntimeError, WaitTimedOut) as error:
-            # Its text: a record of a log could keep the error, with the frames and the memory of this task.
-            logger.warning("%s copies the values of store %s: %s", self._host.node, self.store.id, str(error))
-            memory.lacks_sheets, memory.waits_until = True, self._host.now() + AGAIN_S
-        finally:
-            memory.allocates = False
 
     def _forget_places(self, memory: FamilyMemory) -> None:
         """Forget where values are: all of these keep memory that no shard uses any more."""
@@ -812,6 +780,7 @@ class ServedStore:
     def end(self) -> None:
         """Refuse all queued and waiting requests: the store leaves the server."""
         self._is_over = True
+        self.sheets.end()
         self.end_compilation()
         if self.mapped is not None:
             self.mapped.end(lets_go=True)

@@ -33,7 +33,7 @@ def served(monkeypatch):
     store._saver, store._compilations, store.mapped = None, [], None
     store._copy = SimpleNamespace(is_stuck=False)
     store._host = SimpleNamespace(node="ps-0", me=("ps-0", 1), disk=None)
-    store._record = SimpleNamespace(primary=("ps-1", 1))
+    store._record, store.sheets = SimpleNamespace(primary=("ps-1", 1)), SimpleNamespace(end=lambda: None)
     bundle = SimpleNamespace(group=lambda shards: None, end_pin=lambda: None)
     store.state = SimpleNamespace(shards={}, bundle=bundle, end=list)
     store.taken = []

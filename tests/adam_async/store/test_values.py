@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from adam_async import Adam, ParameterStore, Sgd, StoreError
 from adam_async.model.kernels import make_batches
 from adam_async.model.rules import AnyRule
-from adam_async.parameter_server import served_store
+from adam_async.parameter_server import sheets
 from adam_async.parameter_server.apply import Applier
 from adam_async.parameter_server.shard import MOST_LOST, FamilyMemory
 from adam_async.run.arrays import Factors
@@ -539,7 +539,7 @@ async def test_without_memory_for_sheets_values_are_copied(
         def refuse(*_: object, **__: object) -> NDArray[Any]:
             raise OSError(12, "Cannot allocate memory")
 
-        monkeypatch.setattr(served_store, "AGAIN_S", 0.05)
+        monkeypatch.setattr(sheets, "AGAIN_S", 0.05)
         with monkeypatch.context() as patch:
             patch.setattr(Region, "allocate", refuse)
             while "copies the values of store" not in caplog.text:
@@ -661,7 +661,7 @@ async def test_sheets_that_are_lost_while_others_are_allocated_are_replaced_once
         link = next(each for each in where.servers[0]._traffic.links if isinstance(each, SharedLink))
         for _ in range(4):
             memory.lacks_sheets = True
-            served._publish(group, link)
+            served.sheets.publish(group, link)
         await until(lambda: not memory.allocates)
         assert len(memory.sheets) == SHEETS
 
