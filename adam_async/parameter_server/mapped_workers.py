@@ -14,10 +14,14 @@ from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from adam_async.messages import KeepStill, MapShards, Settled, ShardsMapped, UnmapShards, pack
+import msgspec
+
+from adam_async.messages import KeepStill, MapShards, Settled, ShardsMapped, StepReport, UnmapShards, pack
 from adam_async.parameter_server.replica_clocks import EndedGenerations
+from adam_async.parameter_server.shard import ShardTables
 from adam_async.parameter_server.storage import NotedStep, ShardStorage, StepNotes
 from adam_async.parameter_server.store_host import StoreHost
+from adam_async.run.group_ranges import has_groups
 from adam_async.run.ids import Replica
 from adam_async.runtime.channel import wait_set
 from adam_async.runtime.child_process import PeerProcess
@@ -192,3 +196,28 @@ class MappedWorkers:
             task.cancel()
         for mapped in tuple(self._mapped.values()) if lets_go else ():
             self._over(mapped)
+
+
+def unreported_steps(
+    body: MapShards, noted: Iterable[NotedStep], tables: ShardTables
+) -> tuple[StepReport, ...]:
+    """Return the reports of the steps that a worker has noted and the tables of some shards do not have.
+
+    Raises:
+        msgspec.ValidationError: No message may have such steps.
+    """
+    named = [(step, (step.epoch, step.group, step.group + 1)) for step in noted]
+    missing = [(step, groups) for step, groups in named if not has_groups(tables.groups, groups)]
+    clock = tables.clocks.get(Replica(body.replica), 0)
+    reports = [
+        StepReport(
+            clock + place,
+            step.images,
+            step.staleness,
+            groups=groups,
+            loss_sum=None if step.loss is None else step.loss * step.images,
+        )
+        for place, (step, groups) in enumerate(missing, 1)
+    ]
+    # Its worker could write anything into the notes, so they pass the checks of a message.
+    return msgspec.convert(msgspec.to_builtins(reports), tuple[StepReport, ...])

@@ -33,7 +33,6 @@ from adam_async.messages import (
     ReadShards,
     ReportSteps,
     Statistics,
-    StepReport,
     Tick,
     UnmapShards,
     pack,
@@ -66,7 +65,7 @@ from adam_async.parameter_server.events import (
     is_torn,
 )
 from adam_async.parameter_server.gradients import PushGradients, read_gradients
-from adam_async.parameter_server.mapped_workers import MappedWorkers
+from adam_async.parameter_server.mapped_workers import MappedWorkers, unreported_steps
 from adam_async.parameter_server.question_checks import (
     MOST_WAIT_S,
     QUESTION_TYPES,
@@ -76,7 +75,7 @@ from adam_async.parameter_server.question_checks import (
 )
 from adam_async.parameter_server.replay_log import OrderLog, most_read_bytes
 from adam_async.parameter_server.replication.local_copy import Bundle as BundleFacts
-from adam_async.parameter_server.shard import FamilyMemory, Session, Shard, ShardTables, set_vectors
+from adam_async.parameter_server.shard import FamilyMemory, Shard, ShardTables, set_vectors
 from adam_async.parameter_server.shard_pieces import pieces_of
 from adam_async.parameter_server.shard_transfer import load_states
 from adam_async.parameter_server.sheets import StoreSheets
@@ -88,7 +87,6 @@ from adam_async.parameter_server.store_pins import StorePins
 from adam_async.parameter_server.store_work import StoreWork, begin_work
 from adam_async.parameter_server.user_applier import appliers_of
 from adam_async.run.cluster_map import ClusterMap
-from adam_async.run.group_ranges import has_groups
 from adam_async.run.ids import Replica, ShardId
 from adam_async.run.shard_table import ShardSpec, shard_table
 from adam_async.run.store_record import (
@@ -377,7 +375,6 @@ class ServedStore:
 
     def _count_mapped(self, body: MapShards, steps: Iterable[NotedStep]) -> int:
         """Count the steps of a worker that it has not reported, and return the number of those cut off."""
-        session: Session = (body.session, body.incarnation)
         # A worker may know of an epoch before this server.
         noted = {(step.epoch, step.group): step for step in steps if step.epoch >= self._epoch}.values()
         cut = 0
@@ -385,30 +382,12 @@ class ServedStore:
         for number in self._pushed_to:
             shards.setdefault(self.state.shards[number].tables, []).append(number)
         for tables, named in shards.items():
-            at = tables.ordered[session]
-            missing = [
-                step
-                for step in noted
-                if not has_groups(tables.groups, (step.epoch, step.group, step.group + 1))
-            ]
-            clock = tables.clocks.get(Replica(body.replica), 0)
-            reports = tuple(
-                StepReport(
-                    clock + place,
-                    step.images,
-                    step.staleness,
-                    groups=(step.epoch, step.group, step.group + 1),
-                    loss_sum=None if step.loss is None else step.loss * step.images,
-                )
-                for place, step in enumerate(missing, 1)
-            )
-            if not reports:
-                continue
-            # Its worker could write anything into the notes, so they pass the checks of a message.
             try:
-                reports = msgspec.convert(msgspec.to_builtins(reports), tuple[StepReport, ...])
+                reports = unreported_steps(body, noted, tables)
             except msgspec.ValidationError as error:
                 return self._refuse_notes(body, str(error))
+            if not reports:
+                continue
             report = ReportSteps(
                 store=body.store,
                 session=body.session,
@@ -416,12 +395,12 @@ class ServedStore:
                 replica=body.replica,
                 generation=body.generation,
                 shards=tuple(named),
-                number=at + 1,
+                number=tables.ordered[body.session, body.incarnation] + 1,
                 steps=reports,
             )
             if refusal := self._checks.refusal(report, most_bytes=0):
                 return self._refuse_notes(body, refusal.text)
-            cut = max(cut, sum(step.loss is None for step in missing))
+            cut = max(cut, sum(step.loss_sum is None for step in reports))
             self._follow_up(self.state.count_steps(report))
             if self._saver is not None:
                 self._saver.touched(map(ShardId, named), len(reports))
