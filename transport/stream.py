@@ -197,14 +197,16 @@ class StreamLink(Link, asyncio.BufferedProtocol):
         self._written_bytes += size
         transport = self._transport
         # The descriptor of a closing transport may soon be that of another connection.
-        is_free = not (transport.get_write_buffer_size() or transport.is_closing())
+        is_closing = transport.is_closing()
+        is_free = not (is_closing or transport.get_write_buffer_size())
         taken = write_now(self._descriptor, buffers) if is_free else 0
         if taken == size:
             return
         rest = deque(buffers)
         take(rest, taken, [])
         unsent = map(bytes, rest) if lent else rest
-        if self._gathers:
+        # On a closing transport asyncio's writelines fails (CPython issue 136234), and write drops the bytes.
+        if self._gathers and not is_closing:
             transport.writelines(unsent)
         else:
             for buffer in unsent:

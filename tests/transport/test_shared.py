@@ -22,6 +22,7 @@ from transport import (
     DialFailed,
     HandshakeRejected,
     Link,
+    LinkBroken,
     LinkConfig,
     Message,
     Placed,
@@ -419,6 +420,23 @@ async def test_the_peer_can_read_a_large_payload_while_this_side_goes_on() -> No
         for number, found in enumerate(await asyncio.gather(*calls)):
             assert (found.tensors[0] == number // 2).all()
         assert sizes == [8, MIB] * 4
+
+
+async def test_a_large_payload_on_a_closing_connection_breaks_its_call_as_a_small_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with pair() as (near, _):
+        # As asyncio's from Python 3.12 on, which a link calls there.
+        def writelines(transport: asyncio.Transport, buffers: object) -> None:
+            assert not transport.is_closing(), "asyncio calls a method that it has set to None"
+
+        if isinstance(asyncio.get_running_loop(), asyncio.SelectorEventLoop):
+            monkeypatch.setattr(type(near._transport), "writelines", writelines)
+        near._gathers = True
+        near._transport.close()  # as after the peer's end; the link learns of it in the next iteration
+        calls = [near.call_nowait(ask(np.zeros(size, np.uint8)), timeout_s=10) for size in (8, MIB, MIB)]
+        for found in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(found, LinkBroken)
 
 
 async def test_a_small_payload_stays_in_the_stream() -> None:
