@@ -38,6 +38,7 @@ from transport.frames import (
     MESSAGE,
     MORE,
     PLACE,
+    PLACE_UNIT,
     PLACED,
     PRELUDE_BYTES,
     REPLY,
@@ -48,15 +49,7 @@ from transport.frames import (
     kind_name,
 )
 from transport.messages import Message, Placed
-from transport.tensors import (
-    ALIGNMENT,
-    REMEMBERED_BYTES,
-    Tensor,
-    TensorSpec,
-    raw_bytes,
-    read_layout,
-    remembered_layout,
-)
+from transport.tensors import REMEMBERED_BYTES, Tensor, TensorSpec, raw_bytes, read_layout, remembered_layout
 
 _CHECKED_BYTES: Final = 28
 _UINT8 = np.dtype(np.uint8)
@@ -534,7 +527,9 @@ class FrameDecoder:
             raise RemoteProtocolError("meta", f"not type, meta, descriptions: {error}") from None
         read = remembered_layout if len(described) <= REMEMBERED_BYTES else read_layout
         _, specs, total, tensor_bytes, _ = read(described, self._max_message_bytes)
-        start = units * ALIGNMENT
+        start = units * PLACE_UNIT
+        if any(start % spec.dtype.itemsize for spec in specs):
+            raise RemoteProtocolError("region", f"values at {start} in a region are not aligned")
         payload = self.inbox.take(region, start, total, is_reply=kind == REPLY)
         registered = self.registered.get(request_id) if kind == REPLY else None
         tensors: tuple[Tensor, ...] = ()

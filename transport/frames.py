@@ -8,7 +8,7 @@ A frame is a prelude of 32 bytes, a meta of at most 16 KiB, and a payload of at 
                                                         u32      u64        u32        (little endian)
 
 A frame with the flag PLACED has its payload in shared memory (`regions`) and none in the stream. The last 8
-bytes of its meta are the region's number, and where the payload starts there, in units of 64 bytes. A FREED
+bytes of its meta are the region's number, and where the payload starts there, in units of 4 bytes. A FREED
 returns blocks to their owner, a DROPPED ends blocks of its sender: its meta is their numbers.
 
 A frame with the flag CHECKED has the CRC-32C of its payload in the last 4 bytes of its meta, which the CRC-32
@@ -43,7 +43,11 @@ MAX_CHUNK_BYTES: Final = 1 << 20
 CHECKSUM_BYTES: Final = 4
 """Length of a payload's CRC-32C on the wire, in bytes."""
 PLACE: Final = Struct("<II")
-"""Place of a payload on the wire: its region's number, and its start in units of 64 bytes."""
+"""Place of a payload on the wire: its region's number, and its start in units of `PLACE_UNIT`."""
+
+PLACE_UNIT: Final = 4
+"""Unit of the starts of payloads in regions, in bytes: no value of a parameter is smaller, so arrays of any
+sizes can lie without gaps."""
 
 _UINT8 = np.dtype(np.uint8)
 _ENCODE = Struct("<4sBBHQIQ").pack

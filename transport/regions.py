@@ -39,8 +39,8 @@ import numpy as np
 
 from transport.config import MOST_SHARED_BYTES
 from transport.errors import LinkBroken, RemoteProtocolError
-from transport.frames import PLACE
-from transport.tensors import ALIGNMENT, Tensor, TensorSpec
+from transport.frames import PLACE, PLACE_UNIT
+from transport.tensors import Tensor, TensorSpec
 
 SMALLEST_BLOCK: Final = 16 << 10
 """Size of the smallest block, in bytes."""
@@ -88,7 +88,7 @@ _HANDOVER: Final = Struct("<IQB")
 _BLOCK, _KEPT, _COMMON, PUBLISHED = range(4)
 _NUMBER: Final = Struct("<I")
 _LOAN: Final = Struct("<Q")
-"""Number of a region, and above its 32 bits the start of the range there in units of `ALIGNMENT`: `PLACE`."""
+"""Number of a region, and above its 32 bits the start of the range, in units of `PLACE_UNIT`; see `PLACE`."""
 _MOST_NUMBER: Final = (1 << 32) - 1
 _MOST_BYTES: Final = (MOST_SHARED_BYTES, MOST_KEPT_BYTES, MOST_COMMON_BYTES, MOST_PUBLISHED_BYTES)
 _MOST_HANDOVER: Final = _HANDOVER.size + _NUMBER.size * MOST_REGIONS
@@ -291,6 +291,13 @@ def region_of(payload: bytes | memoryview) -> tuple[Region, int] | None:
     return owner, _address(array) - owner.address
 
 
+def has_place(payload: bytes | memoryview, start: int) -> bool:
+    """Return whether a frame can name the start of a payload in a region: its peer reads aligned values."""
+    array = getattr(payload, "obj", None)
+    is_aligned = isinstance(array, np.ndarray) and array.flags.aligned and start % PLACE_UNIT == 0
+    return is_aligned and start // PLACE_UNIT <= _MOST_NUMBER
+
+
 def as_one(parts: Sequence[Tensor]) -> Tensor | None:
     """Return flat arrays of one type that lie one after the other in one region of the peer as one array.
 
@@ -428,14 +435,14 @@ class Outbox:
         if found is not None and found[0].kind == (_KEPT if is_request else PUBLISHED):
             region, start = found
             is_one_too_many = not is_request and self._lent >= MOST_LOANS
-            number = 0 if start % ALIGNMENT or is_one_too_many else self.number_of(region)
+            number = 0 if is_one_too_many or not has_place(parts[0], start) else self.number_of(region)
             if number and not is_request:
                 region.lend((start, start + total))
                 self._lent += 1
-                place = number | start // ALIGNMENT << 32
+                place = number | start // PLACE_UNIT << 32
                 insort(self._loans.setdefault(place, (region, []))[1], -total)
             if number:
-                return PLACE.pack(number, start // ALIGNMENT)
+                return PLACE.pack(number, start // PLACE_UNIT)
         if total < self._copied_bytes:
             return b""
         size = max(SMALLEST_BLOCK, 1 << (total - 1).bit_length())
@@ -515,7 +522,7 @@ class Outbox:
         for number in _numbers_in(packed, _LOAN):
             if number in self._loans:
                 # The place does not say which one: the longest stays to the last.
-                (region, sizes), start = self._loans[number], (number >> 32) * ALIGNMENT
+                (region, sizes), start = self._loans[number], (number >> 32) * PLACE_UNIT
                 region.give_back((start, start - sizes.pop()))
                 self._lent -= 1
                 if not sizes:
@@ -654,7 +661,7 @@ class Inbox:
         """Return a block or loan of which this side has a copy; a kept region needs no return."""
         if self._delivered(number) is not None:
             return
-        self._gone(number | start // ALIGNMENT << 32, total)
+        self._gone(number | start // PLACE_UNIT << 32, total)
         if len(self.returned) >= WAITING_BLOCKS or self.returned_bytes >= WAITING_BYTES:
             self._many()
 
@@ -672,7 +679,7 @@ class Inbox:
 
     def lend(self, number: int, start: int, specs: Sequence[TensorSpec], total: int) -> tuple[Tensor, ...]:
         """Return read-only views of taken memory; a block or loan is returned with the last of them."""
-        kept, key, place = self._delivered(number), object(), number | start // ALIGNMENT << 32
+        kept, key, place = self._delivered(number), object(), number | start // PLACE_UNIT << 32
         region = self._regions[number] if kept is None else kept
 
         def gone(reference: object) -> None:  # on any thread

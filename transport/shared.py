@@ -30,9 +30,9 @@ from transport.decoder import Memory
 from transport.errors import LinkBroken
 from transport.frames import DROPPED, FREED, PLACE, Frame, head
 from transport.messages import Identity, Message, Placed, RoleTable
-from transport.regions import PUBLISHED, Allowance, Inbox, Outbox, Side, region_of
+from transport.regions import PUBLISHED, Allowance, Inbox, Outbox, Side, has_place, region_of
 from transport.stream import StreamLink
-from transport.tensors import ALIGNMENT, Tensor
+from transport.tensors import Tensor
 
 _CREDENTIALS: Final = struct.Struct("iII")
 
@@ -99,7 +99,7 @@ class SharedLink(StreamLink):
 
     def lends(self, values: Tensor) -> bool:
         found = region_of(values.data)
-        if found is None or found[0].kind != PUBLISHED or found[1] % ALIGNMENT:
+        if found is None or found[0].kind != PUBLISHED or not has_place(values.data, found[1]):
             return False
         return values.nbytes >= self.lend_bytes and self._outbound.may_lend(found[0])
 

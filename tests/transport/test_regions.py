@@ -253,7 +253,7 @@ def test_arrays_in_a_region_of_the_program_are_not_copied(sides: Sides) -> None:
     values = memory[4096:].view(np.float32).reshape(-1, 16)
     values[:] = 7
     place = sides.outbox.place([values.data.cast("B")], values.nbytes)
-    assert PLACE.unpack(place) == (1, 4096 // 64)
+    assert PLACE.unpack(place) == (1, 4096 // 4)
     assert sides.outbox.held_bytes == 0
     seen = sides.inbox.take(1, 4096, values.nbytes)
     (view,) = sides.inbox.lend(1, 4096, [TensorSpec(FLOATS, values.shape, 0, values.nbytes)], values.nbytes)
@@ -277,10 +277,23 @@ def test_a_region_of_the_program_is_handed_over_once_on_each_link(sides: Sides, 
         each.inbox.take(1, 64, 64)
 
 
-@pytest.mark.parametrize("case", ["unaligned", "answer", "two parts", "another memory"])
+@pytest.mark.parametrize("is_published", [False, True])
+def test_values_of_any_size_can_follow_one_another_in_a_region(sides: Sides, is_published: bool) -> None:
+    memory = Region.allocate(MIB, is_published=is_published).view(FLOATS)
+    for start in (1, 15, 1061, 65_537):
+        part = memory[start : start + 50_000].view(np.uint8)
+        place = sides.outbox.place([part.data], part.nbytes, not is_published)
+        assert PLACE.unpack(place) == (1, start)
+        assert len(sides.inbox.take(1, 4 * start, part.nbytes)) == part.nbytes
+    assert not sides.outbox.held_bytes
+
+
+@pytest.mark.parametrize("case", ["unaligned", "half", "answer", "two parts", "another memory"])
 def test_other_payloads_are_copied_into_a_block(sides: Sides, case: str) -> None:
     memory = Region.allocate(MIB) if case != "another memory" else np.zeros(MIB, np.uint8)
     part = memory[1:65].data if case == "unaligned" else memory[:64].data
+    if case == "half":
+        part = memory[4:68].view(np.float64).data.cast("B")
     parts = [part, part] if case == "two parts" else [part]
     sides.outbox.place(parts, 64 * len(parts), case != "answer")
     assert sides.outbox.held_bytes == SMALLEST_BLOCK
@@ -696,7 +709,7 @@ def published(nbytes: int = MIB) -> tuple[NDArray[Any], Region]:
 def lend(sides: Sides, part: NDArray[Any], start: int) -> NDArray[Any]:
     """Send a part of a published region as an answer, and return the view of the reader."""
     number, unit = PLACE.unpack(sides.outbox.place([part.data], part.nbytes, False))
-    assert unit * 64 == start
+    assert unit * 4 == start
     sides.inbox.take(number, start, part.nbytes)
     (view,) = sides.inbox.lend(
         number, start, [TensorSpec(FLOATS, (part.nbytes // 4,), 0, part.nbytes)], part.nbytes
@@ -790,7 +803,7 @@ def test_a_copied_loan_is_returned_at_its_place(sides: Sides) -> None:
 def test_a_loan_is_returned_once_and_at_its_place(sides: Sides, at: int) -> None:
     memory, _ = published()
     number, _ = PLACE.unpack(sides.outbox.place([memory[64:128].data], 64, False))
-    packed = struct.pack("<Q", number | at // 64 << 32)
+    packed = struct.pack("<Q", number | at // 4 << 32)
     if at == 64:
         sides.outbox.freed(packed)
     with pytest.raises(RemoteProtocolError, match="freed"):

@@ -761,6 +761,7 @@ def placed(kind: int, block: int, start: int = 0, described: bytes = b"\x09\x01\
         (placed(MESSAGE, 1), "not handed over"),
         (placed(REQUEST, 0), "not handed over"),
         (placed(REQUEST, 1, 1 << 31), "not handed over"),
+        (placed(REQUEST, 1, 1, b"\x04\x01\x01\x00\x00\x00"), "not aligned"),
         (head(REQUEST, 1, encode(("ask", b"", b"")), 4, PLACED) + b"abcd", "nothing is shared"),
         (head(REQUEST, 1, b"ab", 0, PLACED), "nothing is shared"),
         (head(FREED, 0, struct.pack("<Q", 1), 0), "was not lent"),
