@@ -48,7 +48,7 @@ COPIES = (
     _row(
         "a message of an older generation is refused",
         MEMBER,
-        "            return  # its sender learns from the cluster map that it is replaced\n",
+        "            return  # its sender learns from the cluster map of its replacement\n",
         "            if isinstance(message, Copy):\n"
         '                names = ("store", "home", "generation", "session", "position")\n'
         "                fields = {name: getattr(message, name) for name in names}\n"
