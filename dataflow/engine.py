@@ -1,11 +1,12 @@
 """The engine runs a scheduler: light nodes on the loop, heavy nodes in a pool.
 
-Theory of operation ------------------- The engine reports every event (an admission, a delivery, completed
-jobs) to the scheduler. Then one *turn* carries out effects until none are left. Light nodes run at once and
-cause further effects; heavy calls collect in a backlog, which the pool gets in one call at the end. So light
-nodes that follow a heavy node fire in the same iteration of the loop in which it completes, and a wake-up
-with eight completed jobs costs one submission. Callbacks and light nodes may call the engine again; that only
-adds effects to the current turn.
+Theory of operation
+-------------------
+The engine reports every event (an admission, a delivery, completed jobs) to the scheduler. Then one *turn*
+carries out effects until none are left. Light nodes run at once and cause further effects; heavy calls
+collect in a backlog, which the pool gets in one call at the end. So light nodes that follow a heavy node fire
+in the same iteration of the loop in which it completes, and a wake-up with eight completed jobs costs one
+submission. Callbacks and light nodes may call the engine again; that only adds effects to the current turn.
 
 The engine itself never waits. The engine's one task watches for the failure that stops it. So the failure
 cancels the body of the `async with` like a failure in a task group.

@@ -1,9 +1,10 @@
 """Pure: the first map of a restarted single controller without a folder, which it learns from servers.
 
-Theory of operation ------------------- A controller without a folder loses the cluster map when its process
-ends. But the servers still hold the stores' values, and the newest map that each has received. So a single
-controller founds its group only after a wait, in which an earlier controller's servers report this map and
-the positions of their logs.
+Theory of operation
+-------------------
+A controller without a folder loses the cluster map when its process ends. But the servers still hold the
+stores' values, and the newest map that each has received. So a single controller founds its group only after
+a wait, in which an earlier controller's servers report this map and the positions of their logs.
 
 *The map.* All reported maps belong to one history, so the newest one decides about all stores. The newest
 map's stores, bundles, servers and clients become the first map; programs and their roles do not. Clients keep

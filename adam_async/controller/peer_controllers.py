@@ -1,9 +1,10 @@
 """The other controllers of a group: links to them, their identities, and the next membership change.
 
-Theory of operation ------------------- Each controller dials every other one, and sends only over its own
-link. The node drops a message that it cannot send at once: the core repeats all important messages. The two
-controllers of a new link exchange their identities, and repeat this every `ASK_S` until the group has the
-dialling controller as a voter.
+Theory of operation
+-------------------
+Each controller dials every other one, and sends only over its own link. The node drops a message that it
+cannot send at once: the core repeats all important messages. The two controllers of a new link exchange their
+identities, and repeat this every `ASK_S` until the group has the dialling controller as a voter.
 
 *Names and identities.* All controllers get the same names and addresses once (`set_addresses`); the node
 ignores messages under other names. A controller gets a new identity after each loss of its disk

@@ -40,7 +40,8 @@ MAX_SHARE = 0.05
 class Damage:
     """Collects the damage of one data set.
 
-    Args: policy: ``error`` raises an error for the first damage; ``skip`` counts damage.
+    Args:
+        policy: ``error`` raises an error for the first damage; ``skip`` counts damage.
     """
 
     def __init__(self, policy: Policy) -> None:

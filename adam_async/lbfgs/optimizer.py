@@ -4,9 +4,11 @@
         result = await LBFGS(store, loss_and_gradient, batches).minimise(iterations=50)
         values = await store.pull()
 
-Theory of operation ------------------- The coordinator makes the moves of a `Minimiser`: it sends sums of
-vectors and inner products to the servers (`ParameterStore.step`). The workers sum the pieces' gradients into
-one vector ("Large Scale Distributed Deep Networks", 4.2, Sandblaster). It holds numbers only.
+Theory of operation
+-------------------
+The coordinator makes the moves of a `Minimiser`: it sends sums of vectors and inner products to the servers
+(`ParameterStore.step`). The workers sum the pieces' gradients into one vector ("Large Scale Distributed Deep
+Networks", 4.2, Sandblaster). It holds numbers only.
 
 Before each move it writes its numbers into the *record*: a store with one array, beside the parameters'
 store, with the same copies and disks. A coordinator that finds a lost coordinator's record continues with its

@@ -56,8 +56,8 @@ class SessionOpened(Body, frozen=True, kw_only=True):
 class CompareAndSet(Body, frozen=True, kw_only=True):
     """Request to set `key` if its record still has version `expected` (0: if the key has no record).
 
-    The answer is a `MapChanges` or `MapState` as for `WatchMap`, but without a wait. Tensor: the new value as
-    JSON text, which may exceed a frame's meta.
+    The answer is a `MapChanges` or `MapState` as for `WatchMap`, but without a wait.
+    Tensor: the new value as JSON text, which may exceed a frame's meta.
     """
 
     key: Name

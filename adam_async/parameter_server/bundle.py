@@ -1,11 +1,13 @@
 """Pure: the shards of a bundle as a function of its log of entries.
 
-Theory of operation ------------------- A primary writes everything that changes a shard as *entries* into one
-log: batches of pushes, contributions, ticks, reports of steps, live replicas, epochs, forgotten sessions.
-`Bundle` takes committed entries in log order, so servers that take the same entries have the same values,
-versions, numbers and clocks (`docs/decisions/0030-replication.md`). The entries contain all that decides the
-bits of the values: the pushes of a batch, their accepted places, and which gradients are finite. Rates that
-depend on staleness follow from the versions, and the versions follow from the log.
+Theory of operation
+-------------------
+A primary writes everything that changes a shard as *entries* into one log: batches of pushes, contributions,
+ticks, reports of steps, live replicas, epochs, forgotten sessions. `Bundle` takes committed entries in log
+order, so servers that take the same entries have the same values, versions, numbers and clocks
+(`docs/decisions/0030-replication.md`). The entries contain all that decides the bits of the values: the
+pushes of a batch, their accepted places, and which gradients are finite. Rates that depend on staleness
+follow from the versions, and the versions follow from the log.
 
 A batch of gradients may take several rounds of the loop. So the bundle hands it to the shell as *work*
 (`take_work`), and the shell reports it done (`applied` or `sum_applied`). Later entries wait for the batch: a

@@ -1,8 +1,9 @@
 """The link on which a joining server receives pieces of the state, and the times at which pieces wait.
 
-Theory of operation ------------------- A client waits until all members in sync have its entry, and a piece
-on the same interface delays the entry. Bytes that the kernel has cannot be held back. Three rules limit the
-number of these bytes:
+Theory of operation
+-------------------
+A client waits until all members in sync have its entry, and a piece on the same interface delays the entry.
+Bytes that the kernel has cannot be held back. Three rules limit the number of these bytes:
 
 - The send buffer is small. The limit counts the bytes that the peer's kernel has not confirmed: those on the
   wire and in the queue of the interface.

@@ -1,9 +1,11 @@
 """The cuts of a bsp run on one server's disk: all bundles of the store at one clock.
 
-Theory of operation ------------------- Once per `flush_s`, the primary of the first bundle with trainable
-shards names the next clock in the cluster map (`CutNaming`). Each server keeps its bundles at this clock
-(`kept_shards.py`) and writes each bundle into a separate folder (`cut_folder.py`), while training goes on.
-The server reports its cuts in the map (`CutReport`). A cut is *complete* once each bundle is on enough disks.
+Theory of operation
+-------------------
+Once per `flush_s`, the primary of the first bundle with trainable shards names the next clock in the cluster
+map (`CutNaming`). Each server keeps its bundles at this clock (`kept_shards.py`) and writes each bundle into
+a separate folder (`cut_folder.py`), while training goes on. The server reports its cuts in the map
+(`CutReport`). A cut is *complete* once each bundle is on enough disks.
 
 Each naming has the newest clock that the primary saw complete. A server removes old cuts only when it follows
 a naming, and never the complete cut that the naming has. So all servers keep the same cut until all have a

@@ -11,10 +11,10 @@ Writing:
     folder.py, usage.py           the open folder that rounds and log share; files that are still in use;
                                   counts, and ages of unwritten updates
     frames.py, records.py         file format: frames with CRC-32 and proofs of durability; their payloads;
-                                  names and order of states; flush interval and sizes. The controllers' log
-                                  consists of the same frames written_once.py a folder that is written once
-                                  and read whole, such as a checkpoint Opening and recovery, after a crash or
-                                  damage: opening.py lock, read and repair: cuts off torn tails, puts damaged
-                                  files in quarantine scan.py, contents.py content of one file; of the folder:
-                                  newest states, damage, lost states
+                                  names and order of states; flush interval and sizes. The log of the
+                                  controllers consists of the same frames
+    written_once.py               a folder that is written once and read whole, such as a checkpoint
+Opening and recovery, after a crash or damage:
+    opening.py                    lock, read and repair: cuts off torn tails, puts damaged files in quarantine
+    scan.py, contents.py          content of one file; of the folder: newest states, damage, lost states
 """

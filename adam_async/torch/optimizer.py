@@ -9,9 +9,10 @@
             loss.backward()
             optimizer.step()
 
-Theory of operation ------------------- An `Exchange` is one push, and the following pull if one is due.
-`push_every` calls of `step()` sum their gradients into one push, and a pull follows each `pull_every`-th
-push.
+Theory of operation
+-------------------
+An `Exchange` is one push, and the following pull if one is due. `push_every` calls of `step()` sum their
+gradients into one push, and a pull follows each `pull_every`-th push.
 
 In blocking mode (`max_staleness=0`) `step()` waits for its exchange. The store reads gradients from `grad`
 and writes values into the parameters, if these are contiguous memory of the CPU. After a failed exchange

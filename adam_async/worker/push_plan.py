@@ -133,8 +133,8 @@ def plan_pushes(
 
     Args:
         buckets: Home of each bucket.
-        images: Maximum number of images in a step (images per group times groups per push). wanted: ``auto``
-            chooses by bytes; the other values force one protocol if possible.
+        images: Maximum number of images in a step (images per group times groups per push).
+        wanted: ``auto`` chooses by bytes; the other values force one protocol if possible.
         owned: Tensors that this worker of the replica pushes; None: all.
     """
     factorable = factorable_tensors(network)

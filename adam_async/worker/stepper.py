@@ -1,8 +1,9 @@
 """From trained groups to steps: the loop's side of training, in asp, ssp and bsp.
 
-Theory of operation ------------------- A step is `push_every` groups, whose gradients are added up. With one
-group per step, the step sends the group's own push buffer, and messages may leave during the backward pass.
-`ReplicaClock` numbers the steps.
+Theory of operation
+-------------------
+A step is `push_every` groups, whose gradients are added up. With one group per step, the step sends the
+group's own push buffer, and messages may leave during the backward pass. `ReplicaClock` numbers the steps.
 
 Under ``asp`` a group joins a step once it is trained, and a step is sent as soon as it is complete.
 

@@ -17,10 +17,12 @@ such a register.
 A change by the service itself is recorded as a compare-and-set with an unknown outcome. A value is the part
 that clients set, without additions of the service.
 
-Theory of operation ------------------- Keys are independent, so each key has a separate search. The search
-follows Wing and Gong. The search places operations one after the other, each only if no unplaced operation
-must precede it, and goes back if it can place none. As Lowe proposed, the search visits no set of placed
-operations twice with the same state. Versions leave few choices:
+Theory of operation
+-------------------
+Keys are independent, so each key has a separate search. The search follows Wing and Gong. The search places
+operations one after the other, each only if no unplaced operation must precede it, and goes back if it can
+place none. As Lowe proposed, the search visits no set of placed operations twice with the same state.
+Versions leave few choices:
 
 - A key has each version only once, so the search places every operation that saw a version while the key has
   it. An operation that fits and changes nothing is placed at once, because it blocks no other.

@@ -1,9 +1,11 @@
 """The shell of a staging: a data server's copy of a shared source, made together with other servers.
 
-Theory of operation ------------------- A stager is a role without a membership: no server has data to join
-with yet. So all servers have the same list of their addresses. The stager listens at its address in the list.
-A few tasks read its own files from the source, and a few more copy the other files, round by round. `Staging`
-has the order of the files, and the substitutes of lost servers. `staged` returns when the copy is whole.
+Theory of operation
+-------------------
+A stager is a role without a membership: no server has data to join with yet. So all servers have the same
+list of their addresses. The stager listens at its address in the list. A few tasks read its own files from
+the source, and a few more copy the other files, round by round. `Staging` has the order of the files, and the
+substitutes of lost servers. `staged` returns when the copy is whole.
 
 The stager answers the other servers until its block ends, even while its process serves images from the copy.
 A request for a file that is not copied yet waits for it, up to a limit. Requests name files by number, and

@@ -104,7 +104,7 @@ class CompiledBatches:
         if self._kind == SGD and len(gradients) == 1 and len(gradients[0]) <= SMALL:
             self._small.apply(targets, gradients, rates)
         # Each target has its own step count, which the corrections depend on, so each target needs a call.
-        elif self._kind == ADAM:  # each target has its own count of steps
+        elif self._kind == ADAM:
             self._apply_adam(targets, gradients, rates)
         else:
             numbers = [number for rate in rates for number in (rate, 1.0, 0.0)]

@@ -239,8 +239,9 @@ def _call(typing: Any, address: Any, t: Any, like: Any, hyper: Any) -> Any:
 def run(tape, like, hyper):
     """Run a tape. Returns the mean loss if a row computes it, else 0.
 
-    Args: tape: int64 (rows, `FIELDS`); a row begins with its kernel's address, or with 0 to compute the mean
-    loss.
+    Args:
+        tape: int64 (rows, `FIELDS`); a row begins with its kernel's address, or with 0 to compute the mean
+            loss.
         like: Any number of the arrays' type.
         hyper: Array of that type: rate, momentum, weight decay, and 1 with Nesterov's momentum, else 0.
     """

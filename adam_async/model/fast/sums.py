@@ -93,8 +93,9 @@ def combine(out, x, a, y, b, terms, adds):
     """Write the sum of one or two scaled arrays; return the largest absolute value, see `largest`.
 
     Args:
-        out: Array for the sum, of the same size and type as the others. a: float64, first rounded to the
-            arrays' type. terms: 1 for ``x a``, 2 for ``x a + y b``.
+        out: Array for the sum, of the same size and type as the others.
+        a: float64, first rounded to the arrays' type.
+        terms: 1 for ``x a``, 2 for ``x a + y b``.
         adds: Whether the sum begins with the values in `out`.
     """
     n, number = len(out), out.dtype.type

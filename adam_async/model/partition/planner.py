@@ -14,12 +14,14 @@ layers.
 The cost of a plan, seconds of workers and links per group and the resulting rate, is predicted from measured
 or estimated times.
 
-Theory of operation ------------------- With many groups in flight, the slowest resource bounds the rate: a
-worker's threads, the link between two workers, or the links to the servers. With few groups, *latency* bounds
-the rate: n groups in flight take the time of one group. This is the time of the longest path from the group's
-images to its last sum, through all workers' segments. Each crossing on a path costs the link's latency, the
-handling of its tensor at both ends, and the transfer of its bytes. The largest number of crossings on a path,
-`longest_chain`, depends on the plan alone.
+Theory of operation
+-------------------
+With many groups in flight, the slowest resource bounds the rate: a worker's threads, the link between two
+workers, or the links to the servers. With few groups, *latency* bounds the rate: n groups in flight take the
+time of one group. This is the time of the longest path from the group's images to its last sum, through all
+workers' segments. Each crossing on a path costs the link's latency, the handling of its tensor at both ends,
+and the transfer of its bytes. The largest number of crossings on a path, `longest_chain`, depends on the plan
+alone.
 
 `adam_async/driver/calibration.py` measures times. Estimates from multiply-adds and numbers of values have the
 right proportions. A block of a layer takes its share of the layer's time; the prediction ignores how the
